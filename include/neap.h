@@ -1,0 +1,263 @@
+/* neap.h - elastic memory for programs that hold language-model weights and KV caches.
+ *
+ * An engine owns reserved address ranges (regions) and divides what lies in them into units: one
+ * layer's weights, or a KV chunk (256 cells of one layer's K and V). Units can be evicted (their
+ * pages go back to the kernel) and are restored, at the same addresses, in the order in which the
+ * program says it needs them.
+ *
+ * Units      bytes; ns (CLOCK_MONOTONIC); cells and rows are counts.
+ * Errors     0 or negative: -errno unchanged, or NEAP_E_*; neap_strerror() names both. On failure
+ *            ret_ values are untouched.
+ * Threads    every function may be called from any thread unless it says otherwise. Between
+ *            neap_use_begin() and neap_use_end() nothing is evicted.
+ * Ownership  handles are freed by their free function; strings and arrays passed in are copied. */
+#ifndef NEAP_H
+#define NEAP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NEAP_VERSION "0.1.0"
+#define NEAP_CHUNK_CELLS 256u
+
+#if defined(__GNUC__)
+#define NEAP_API __attribute__((visibility("default")))
+#else
+#define NEAP_API
+#endif
+
+/* The closed list of neap's own errors; everything else is a negative errno. */
+enum {
+    NEAP_E_CORRUPT = -10001, /* bytes failed their checksum or are not of their format */
+    NEAP_E_VERSION = -10002, /* a format or program of another version */
+    NEAP_E_BOUND   = -10003, /* a size or index outside what the object holds */
+    NEAP_E_BUDGET  = -10004, /* a limit set by the user would be exceeded; nothing was done */
+    NEAP_E_LATCHED = -10005, /* an earlier failure left the object unusable but for closing */
+    NEAP_E_CHANGED = -10006, /* the model file is no longer the one that was loaded */
+    NEAP_E_LOST    = -10007, /* the unit's bytes could not be brought back; see neap_stat.lost */
+    NEAP_E_SYNTAX  = -10008, /* text that does not follow its grammar */
+    NEAP_E_UNKNOWN = -10009, /* no object, codec, policy or command of that name */
+};
+
+/* One English phrase for a negative error of this library or of errno; never NULL, static. */
+NEAP_API const char *neap_strerror(int err);
+
+typedef struct neap_engine neap_engine;
+typedef struct neap_region neap_region;
+typedef struct neap_kv neap_kv;
+typedef uint32_t neap_unit_id;
+#define NEAP_UNIT_NONE UINT32_MAX
+
+/* ---- engine ---- */
+
+/* Zeroed fields mean the default named. */
+typedef struct neap_options {
+    const char *program;       /* shown by `neap ps`; default "?" */
+    const char *codec;         /* none | q8; default q8 */
+    const char *policy;        /* hybrid | partial-offload | ...; default hybrid */
+    const char *swap_dir;      /* default ${XDG_CACHE_HOME:-~/.cache}/neap/swap */
+    uint64_t swap_limit_bytes; /* most bytes in the swap file; default: no limit of our own */
+    uint64_t keep_bytes;       /* never evict below; default 0 */
+    bool poison;               /* evicted ranges become PROT_NONE (test builds) */
+    bool no_control;           /* do not open the control socket */
+} neap_options;
+
+/* Creates the engine, its swap file (lazily), its restore threads and its control socket.
+ * Fails: NEAP_E_UNKNOWN (codec or policy); -ENOMEM; errors of the control socket do not fail the
+ * engine, they are logged. */
+NEAP_API int neap_engine_create(const neap_options *options, neap_engine **ret_engine);
+NEAP_API void neap_engine_free(neap_engine *engine); /* takes NULL; all regions must be freed */
+
+/* Sets what `neap ps` and `neap stat` show as the model (copied; a path is cut to its last part). */
+NEAP_API void neap_engine_set_model(neap_engine *engine, const char *model);
+
+/* ---- regions: reserved address space, committed when first written ---- */
+
+enum {
+    NEAP_REGION_WEIGHTS = 1, /* huge pages where units are large enough */
+    NEAP_REGION_KV      = 2, /* small pages: grows by the cell */
+    NEAP_REGION_SCRATCH = 3, /* compute buffers: released by evict while idle, see below */
+};
+
+/* size is rounded up to pages; the base is aligned to 2 MiB. Reads as zero until written. */
+NEAP_API int neap_region_create(neap_engine *engine, size_t size, int kind, neap_region **ret_region);
+NEAP_API void *neap_region_base(const neap_region *region);
+NEAP_API size_t neap_region_size(const neap_region *region);
+/* Frees the region and every unit in it (waits for running restores of them); takes NULL. */
+NEAP_API void neap_region_free(neap_region *region);
+
+/* Scratch regions only: names the byte ranges whose content must outlive the end of the current
+ * use (graph outputs). Replaces the earlier list. Everything else in the region may be released,
+ * and then reads as zero. Until first called, nothing of the region is released.
+ * offsets_lens: n pairs (offset, length) in bytes. */
+NEAP_API int neap_scratch_hold(neap_region *region, const uint64_t (*offsets_lens)[2], size_t n);
+
+/* ---- weights ---- */
+
+typedef struct neap_weight_extent {
+    void *addr;            /* inside a region of this engine; any alignment */
+    size_t len_bytes;
+    const char *path;      /* file that holds the same bytes, or NULL: kept in the swap file once
+                              evicted, or rebuilt (see rebuild) when that has no room */
+    uint64_t file_offset;  /* addr and file_offset congruent modulo the page size, for direct reads */
+    /* With path NULL: writes the bytes again at addr; may be NULL when the swap file must do. */
+    int (*rebuild)(void *ctx, void *addr, size_t len_bytes);
+    void *rebuild_ctx;
+} neap_weight_extent;
+
+/* Registers one layer's weights as a unit; the bytes are in place already and never change.
+ * Each extent is released by whole pages inside it; a page it shares with other bytes stays.
+ * layer: order of need, 0 first (embedding -1, output after the last).
+ * Remembers size, mtime and inode of the files, and a checksum of every extent; restoring verifies
+ * both. Fails: -ENOENT etc. of the file; NEAP_E_BOUND (extent outside every region). */
+NEAP_API int neap_weights_add(neap_engine *engine, int layer, const neap_weight_extent *extents,
+                              size_t n, neap_unit_id *ret_unit);
+
+/* ---- KV caches ---- */
+
+enum { NEAP_KV_F16 = 1, NEAP_KV_BF16 = 2, NEAP_KV_F32 = 3, NEAP_KV_OTHER = 4 /* quantised */ };
+
+/* One plane (K or V) of a layer's cache.
+ * Not transposed: [n_streams][n_cells] rows of row_bytes, a cell's row contiguous.
+ * Transposed:     [n_streams][row_elems][n_cells] elements; elem_bytes = row_bytes / row_elems. */
+typedef struct neap_kv_plane {
+    void *base;         /* inside a KV region */
+    size_t row_bytes;   /* bytes of one cell */
+    uint32_t row_elems; /* values of one cell */
+    int type;           /* NEAP_KV_* */
+    bool transposed;
+} neap_kv_plane;
+
+typedef struct neap_kv_layout {
+    int layer;
+    uint32_t n_cells;   /* cells of one stream */
+    uint32_t n_streams;
+    size_t n_planes;    /* 1 or 2 */
+    neap_kv_plane planes[2];
+} neap_kv_layout;
+
+/* Registers a layer's cache. Its units exist from now on, empty: an empty unit holds nothing and is
+ * neither evicted nor counted. Chunk c of stream s (cells 256c .. 256c+255) is unit
+ * neap_kv_unit(kv, s, c). A transposed plane cannot be cut by cells: a layer that has one forms one
+ * unit a stream, and neap_kv_unit gives that unit for every chunk. */
+NEAP_API int neap_kv_add(neap_engine *engine, const neap_kv_layout *layout, neap_kv **ret_kv);
+NEAP_API neap_unit_id neap_kv_unit(const neap_kv *kv, uint32_t stream, uint32_t chunk);
+NEAP_API uint32_t neap_kv_n_chunks(const neap_kv *kv); /* of one stream */
+/* kv handles live until their region is freed. */
+
+/* Replaces the layout of a cache in which nothing was written yet (llama.cpp's V is known to be
+ * transposed only by the first graph). Fails: -EBUSY when cells are in use. */
+NEAP_API int neap_kv_relayout(neap_kv *kv, const neap_kv_layout *layout);
+
+/* The caller is about to write cells [first, first + n) of a stream. Brings the units concerned
+ * back where needed, forgets their stale copies and marks the cells used. Within a use.
+ * A unit of which all used cells are about to be overwritten needs no restore: whole = true says
+ * that every byte of the cells named will be written. Fails: NEAP_E_LOST, errors of the restore. */
+NEAP_API int neap_kv_write(neap_kv *kv, uint32_t stream, uint32_t first, uint32_t n, bool whole);
+
+/* All cells of the cache become unused; copies are dropped and memory released. Within no use. */
+NEAP_API int neap_kv_clear(neap_kv *kv);
+
+/* ---- use ---- */
+
+/* Between begin and end the caller computes on units; several uses may run at once. begin waits
+ * while an eviction runs or one is waiting (evictions come first); both are cheap otherwise.
+ * kind: NEAP_USE_COMPUTE counts as inference in the state shown; NEAP_USE_ACCESS does not. */
+enum { NEAP_USE_COMPUTE = 1, NEAP_USE_ACCESS = 2 };
+NEAP_API void neap_use_begin(neap_engine *engine, int kind);
+NEAP_API void neap_use_end(neap_engine *engine, int kind);
+
+/* True when no unit at all is evicted or restoring: one atomic load. */
+NEAP_API bool neap_all_resident(const neap_engine *engine);
+/* True when this unit is resident (or empty). */
+NEAP_API bool neap_unit_resident(const neap_engine *engine, neap_unit_id unit);
+
+/* Within a use: starts restoring the units named, first needed first; resident ones are skipped.
+ * Returns at once. Later calls append. Under the policy partial-offload it returns only when all
+ * of them are back (the paper's baseline does not overlap). */
+NEAP_API int neap_need(neap_engine *engine, const neap_unit_id *units, size_t n);
+/* Within a use: blocks until the unit is resident, starting its restore if nobody did.
+ * Fails: NEAP_E_LOST, NEAP_E_CHANGED, NEAP_E_CORRUPT, -EIO ...: the unit's content is not there. */
+NEAP_API int neap_wait(neap_engine *engine, neap_unit_id unit);
+
+/* Request marks for `last_request`: begin at its first graph, first_token at its first logits.
+ * began_ns 0 means now. */
+NEAP_API void neap_request_begin(neap_engine *engine, uint64_t began_ns);
+NEAP_API void neap_request_first_token(neap_engine *engine);
+
+/* ---- evict, restore, observe ---- */
+
+enum { NEAP_ONLY_ALL = 0, NEAP_ONLY_WEIGHTS = 1, NEAP_ONLY_KV = 2 };
+
+typedef struct neap_evict_request {
+    uint64_t bytes;    /* at least so many; UINT64_MAX means all */
+    uint32_t permille; /* if not 0, instead of bytes: of what is evictable when all is resident */
+    int only;          /* NEAP_ONLY_* */
+} neap_evict_request;
+
+typedef struct neap_evict_result {
+    uint64_t asked_bytes;
+    uint64_t released_bytes;   /* what the kernel got back, compressed copies subtracted */
+    uint64_t weights_bytes;    /* of that: weights dropped */
+    uint64_t kv_memory_bytes;  /* KV bytes (uncompressed) that went to the in-memory stack */
+    uint64_t kv_storage_bytes; /* KV bytes (uncompressed) that went to the swap file or were clean there */
+    uint64_t scratch_bytes;    /* compute buffers released */
+    uint64_t duration_ns;
+    bool exhausted;            /* there was no more to release */
+    int storage_error;         /* 0, or why the swap file took no more (units stayed resident) */
+} neap_evict_result;
+
+/* Waits for the running uses to end (graph boundaries), then evicts. One eviction runs at a time;
+ * others wait. A full disk or a swap limit is no failure: what could not be stored stays resident
+ * and storage_error says why. Fails: -EINVAL (nothing asked). */
+NEAP_API int neap_evict(neap_engine *engine, const neap_evict_request *request,
+                        neap_evict_result *ret_result);
+
+/* Brings everything back and returns when it is; cheaper than what a request would wait for.
+ * Fails with the first error; what could be restored is. */
+NEAP_API int neap_restore(neap_engine *engine, uint64_t *ret_bytes);
+
+typedef enum neap_stage {
+    NEAP_STAGE_NONE, NEAP_STAGE_KVONLY, NEAP_STAGE_KVANDW, NEAP_STAGE_WONLY, NEAP_STAGE_COMPKV,
+} neap_stage;
+typedef enum neap_state {
+    NEAP_STATE_IDLE, NEAP_STATE_INFERENCE, NEAP_STATE_EVICTING, NEAP_STATE_RESTORING,
+} neap_state;
+
+/* Meanings as in `neap stat --json` (docs/man/neap-stat.1). */
+typedef struct neap_stat {
+    neap_state state;
+    neap_stage stage;
+    uint32_t n_ctx, n_contexts;
+    uint64_t tokens;            /* cells in use */
+    uint64_t weights_total, weights_resident;
+    uint64_t kv_total, kv_resident, kv_compressed_memory, kv_storage;
+    uint64_t scratch_resident;
+    uint64_t released;          /* given back now: total - resident - compressed in memory */
+    uint32_t units_weights, units_weights_evicted, units_kv, units_kv_evicted, lost;
+    uint64_t evictions, restores, bytes_evicted, bytes_restored_storage, bytes_restored_memory;
+    uint64_t wait_ns, errors;
+    uint64_t ttft_ns, restore_ns;
+    double overlap;             /* of the last restore: 1 - waited / restored, 0..1 */
+    char model[256];
+    char codec[32], policy[32];
+    char last_error[256];
+} neap_stat;
+
+NEAP_API void neap_stat_get(neap_engine *engine, neap_stat *ret_stat);
+
+/* Checks every invariant of the unit table; aborts with a message if one is broken (tests). */
+NEAP_API void neap_check(neap_engine *engine);
+
+/* Log lines go to stderr unless a sink is set. level: 0 error, 1 warning, 2 info, 3 debug. */
+NEAP_API void neap_set_log(void (*sink)(int level, const char *line, void *ctx), void *ctx);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

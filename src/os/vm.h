@@ -1,0 +1,27 @@
+/* vm.h - virtual memory of this process.
+ * Errors    0 or -errno. Addresses and lengths are multiples of the page size unless said. */
+#ifndef NEAP_OS_VM_H
+#define NEAP_OS_VM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+size_t neap_vm_page(void);
+/* Reserves len bytes, aligned to align (a power of two >= page); reads as zero, commits on write. */
+int neap_vm_reserve(size_t len, size_t align, void **ret_addr);
+void neap_vm_unmap(void *addr, size_t len);
+/* Gives the pages back to the kernel; the range reads as zero afterwards. */
+int neap_vm_drop(void *addr, size_t len);
+/* Commits the range, zero-filled, without a page fault for each page (MADV_POPULATE_WRITE where the
+ * kernel has it, else a touch of each page). */
+int neap_vm_populate(void *addr, size_t len);
+int neap_vm_protect(void *addr, size_t len, bool accessible);
+/* Asks for huge pages (true) or none (false). Advice: failure is not an error. */
+void neap_vm_huge(void *addr, size_t len, bool huge);
+/* Bytes of the range that are present in memory (pagemap: present or swapped count as held). */
+int neap_vm_held(const void *addr, size_t len, uint64_t *ret_bytes);
+/* For a file-backed address: path of the mapping and the file offset of addr.
+ * Fails: -ENOENT (anonymous or unmapped). */
+int neap_vm_mapping(const void *addr, char *ret_path, size_t cap, uint64_t *ret_offset);
+#endif

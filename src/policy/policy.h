@@ -1,0 +1,54 @@
+/* policy.h - which units to evict, where to, and in which order. Pure: plain structs in and out.
+ * Source    mzCache (arXiv 2609.01338) section 4.3, Algorithm 1; section 4.4. */
+#ifndef NEAP_POLICY_H
+#define NEAP_POLICY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "neap.h"
+
+typedef enum neap_action {
+    NEAP_ACTION_DROP,         /* clean: a copy exists on storage; only release */
+    NEAP_ACTION_TO_MEMORY,    /* encode onto the stack */
+    NEAP_ACTION_TO_STORAGE,   /* write to the swap file */
+    NEAP_ACTION_MEMORY_TO_STORAGE, /* CompKV: move the encoded chunk from the stack to the swap file */
+} neap_action;
+
+typedef struct neap_policy_unit {
+    neap_unit_id id;
+    bool is_kv, is_clean, in_memory; /* in_memory: evicted, encoded on the stack */
+    int layer;
+    uint32_t stream, chunk;
+    uint64_t release_bytes;  /* what releasing its pages gives back (for in_memory: encoded bytes) */
+    uint64_t raw_bytes;      /* bytes to restore */
+    uint64_t encoded_bytes;  /* expected size on the stack; 0 for weights */
+} neap_policy_unit;
+
+typedef struct neap_policy_input {
+    const neap_policy_unit *units; /* resident or in_memory, any order */
+    size_t n;
+    uint64_t target_bytes;
+    /* Device profile, bytes per second: reading storage, decoding (of raw bytes). 0: defaults. */
+    uint64_t read_rate, decode_rate;
+    bool memory_useful; /* the codec makes chunks smaller; false for none: all KV goes to storage */
+} neap_policy_input;
+
+typedef struct neap_step {
+    neap_unit_id id;
+    neap_action action;
+} neap_step;
+
+typedef struct neap_policy {
+    const char *name;
+    bool overlap;       /* compute starts while units are still on their way */
+    bool clean_storage; /* KV goes to storage uncompressed */
+    /* Fills steps (room for 2 * n) in the order of execution until their expected release reaches
+     * the target or nothing is left; returns their number and the stage reached. */
+    size_t (*plan)(const neap_policy_input *input, neap_step *steps, neap_stage *ret_stage);
+} neap_policy;
+
+const neap_policy *neap_policy_find(const char *name); /* NULL when unknown */
+const neap_policy *neap_policy_at(size_t i);           /* NULL past the end */
+#endif

@@ -1,0 +1,24 @@
+/* stack.h - the in-memory swap: LIFO of encoded chunks in segments that go back to the kernel as
+ * they empty. Records may be freed in any order; memory returns when a segment has no live record.
+ * Threads   all calls take an internal lock; a record's bytes may be read while it is live. */
+#ifndef NEAP_STORE_STACK_H
+#define NEAP_STORE_STACK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct neap_stack neap_stack;
+typedef struct neap_stack_record neap_stack_record;
+
+int neap_stack_create(neap_stack **ret_stack);
+void neap_stack_free(neap_stack *stack); /* all records with it; takes NULL */
+/* Room for cap bytes on top; the caller writes into *ret_bytes, then trims. Fails: -ENOMEM. */
+int neap_stack_push(neap_stack *stack, size_t cap, neap_stack_record **ret_record, void **ret_bytes);
+/* Shrinks the record to len <= cap; gives room back when it is the top one. */
+void neap_stack_trim(neap_stack *stack, neap_stack_record *record, size_t len);
+const void *neap_stack_bytes(const neap_stack_record *record, size_t *ret_len);
+void neap_stack_drop(neap_stack *stack, neap_stack_record *record);
+/* Bytes of live records, and bytes of address range committed for them. */
+void neap_stack_usage(neap_stack *stack, uint64_t *ret_live, uint64_t *ret_committed);
+void neap_stack_check(neap_stack *stack); /* invariants; aborts */
+#endif
