@@ -1,0 +1,546 @@
+/* graph.c - computes graphs on memory of which some may be away.
+ *
+ * The host's CPU backend computes. While everything is resident a graph is one call to it. While
+ * something is evicted, the graph is cut before each node that needs a unit that is not back yet:
+ * the restore of all units it needs starts at once, in the order of the nodes, and each part runs
+ * as soon as its own units are there.
+ *
+ * Invariants
+ *  1. No node runs before every unit that it reads is resident and every unit that it writes is
+ *     resident and marked as written.
+ *  2. No cut falls between RMS_NORM and the MUL after it, which the CPU backend fuses.
+ *  3. Within a graph nothing is evicted (neap_use_begin .. neap_use_end).
+ *
+ * Threads   one backend is used by one thread at a time; several backends may run at once. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "err.h"
+#include "ggml-impl.h"
+#include "plugin_int.h"
+
+enum { REQUEST_GAP_NS = 50 * 1000 * 1000 };
+
+/* What a node does to one run of units or cells. */
+typedef struct access {
+    int node;
+    bool is_write, whole;
+    neap_unit_id unit;       /* reads */
+    neap_layer_cache *layer; /* writes */
+    uint32_t stream, first, n;
+} access;
+
+typedef struct backend_context {
+    ggml_backend_t cpu;
+    struct ggml_threadpool *pool; /* only where the host has no OpenMP */
+    int n_threads;
+    access *accesses;
+    size_t n_accesses, cap_accesses;
+    neap_unit_id *units;
+    size_t cap_units;
+    bool out_of_memory;
+    uint64_t last_end_ns;
+    bool in_request;
+    int n_tokens; /* of the graph at hand */
+} backend_context;
+
+/* ---- collecting what a graph touches ---- */
+
+static void push_access(backend_context *ctx, access entry) {
+    if (ctx->n_accesses == ctx->cap_accesses) {
+        size_t cap = ctx->cap_accesses == 0 ? 1024 : 2 * ctx->cap_accesses;
+        access *grown = realloc(ctx->accesses, cap * sizeof *grown);
+        if (grown == NULL) {
+            ctx->out_of_memory = true;
+            return;
+        }
+        ctx->accesses = grown;
+        ctx->cap_accesses = cap;
+    }
+    ctx->accesses[ctx->n_accesses++] = entry;
+}
+
+typedef struct visit_context {
+    backend_context *backend;
+    int node;
+} visit_context;
+
+static int push_read(neap_layer_cache *layer, uint32_t stream, uint32_t first, uint32_t n,
+                     void *ctx) {
+    visit_context *visit = ctx;
+    neap_unit_id last = NEAP_UNIT_NONE;
+    for (uint32_t chunk = first / NEAP_CHUNK_CELLS; chunk <= (first + n - 1) / NEAP_CHUNK_CELLS;
+         chunk++) {
+        neap_unit_id unit = neap_kv_unit(layer->kv, stream, chunk);
+        if (unit != last && !neap_unit_resident(neap_plugin_engine(), unit)) {
+            push_access(visit->backend, (access){.node = visit->node, .unit = unit});
+        }
+        last = unit;
+    }
+    return 0;
+}
+
+/* A write to cells that are in use (context shift): empty chunks need nothing. */
+static int push_rewrite(neap_layer_cache *layer, uint32_t stream, uint32_t first, uint32_t n,
+                        void *ctx) {
+    visit_context *visit = ctx;
+    uint32_t used = neap_kv_used(layer->kv, stream);
+    if (first < used) {
+        uint32_t len = first + n > used ? used - first : n;
+        push_access(visit->backend, (access){.node = visit->node,
+                                             .is_write = true,
+                                             .layer = layer,
+                                             .stream = stream,
+                                             .first = first,
+                                             .n = len});
+    }
+    return 0;
+}
+
+static const struct ggml_tensor *rope_before(const struct ggml_tensor *tensor) {
+    for (int depth = 0; tensor != NULL && depth < 8; depth++) {
+        neap_op op = neap_host_op(tensor->op);
+        if (op == NEAP_OP_ROPE) {
+            return tensor;
+        }
+        tensor = tensor->view_src != NULL && op != NEAP_OP_EMPTY ? NULL
+                 : op == NEAP_OP_MUL_MAT                        ? tensor->src[1]
+                                                                : tensor->src[0];
+    }
+    return NULL;
+}
+
+/* Rows of a SET_ROWS into a cache, as runs of cells; their positions where ROPE tells. */
+static void push_set_rows(backend_context *ctx, int at, const struct ggml_tensor *node,
+                          neap_cache *cache) {
+    neap_layer_cache *layer = cache->owner;
+    const struct ggml_tensor *index = node->src[1];
+    const int64_t *rows = index->data;
+    bool by_element = cache->is_v && atomic_load(&layer->v_transposed);
+    int64_t n = index->ne[0], per_stream = layer->n_cells;
+    if (by_element) {
+        per_stream *= cache->tensor->ne[0];
+    } else {
+        ctx->n_tokens = (int)n;
+    }
+    const struct ggml_tensor *rope = cache->is_v ? NULL : rope_before(node->src[0]);
+    const int32_t *positions =
+        rope != NULL && rope->src[1] != NULL && rope->src[1]->ne[0] >= n ? rope->src[1]->data : NULL;
+    access run = {.node = at, .is_write = true, .whole = true, .layer = layer};
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t stream = (uint32_t)(rows[i] / per_stream);
+        uint32_t cell = (uint32_t)(rows[i] % layer->n_cells);
+        if (rows[i] < 0 || stream >= layer->n_streams) {
+            continue; /* the CPU kernel would stop on it */
+        }
+        if (positions != NULL) {
+            layer->positions[(size_t)stream * layer->n_cells + cell] = positions[i];
+        }
+        if (run.n > 0 && run.stream == stream &&
+            (cell == run.first + run.n || (cell >= run.first && cell < run.first + run.n))) {
+            run.n = cell == run.first + run.n ? run.n + 1 : run.n;
+            continue;
+        }
+        if (run.n > 0) {
+            push_access(ctx, run);
+        }
+        run.stream = stream;
+        run.first = cell;
+        run.n = 1;
+    }
+    if (run.n > 0) {
+        push_access(ctx, run);
+    }
+}
+
+static void shift_positions(neap_cache *cache, const struct ggml_tensor *rope) {
+    neap_layer_cache *layer = cache->owner;
+    const int32_t *shift = rope->src[1]->data;
+    size_t n = (size_t)layer->n_cells * layer->n_streams;
+    if (cache->is_v || (size_t)rope->src[1]->ne[0] < n) {
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (layer->positions[i] >= 0) {
+            layer->positions[i] += shift[i];
+        }
+    }
+}
+
+static void collect_write(backend_context *ctx, int at, struct ggml_tensor *node) {
+    if (node->view_src == NULL) {
+        return;
+    }
+    neap_cache *cache = neap_cache_of(neap_buffer_of(node), node->view_src);
+    neap_op op = neap_host_op(node->op);
+    if (cache == NULL || op == NEAP_OP_EMPTY) {
+        return;
+    }
+    if (op == NEAP_OP_SET_ROWS && neap_host_op(node->src[1]->op) == NEAP_OP_EMPTY &&
+        node->src[1]->type == GGML_TYPE_I64) {
+        neap_cache_note_layout(cache, node);
+        push_set_rows(ctx, at, node, cache);
+        return;
+    }
+    if (op == NEAP_OP_ROPE) {
+        shift_positions(cache, node);
+    }
+    visit_context visit = {.backend = ctx, .node = at};
+    neap_cache_view_cells(cache, node, push_rewrite, &visit);
+}
+
+static void collect_reads(backend_context *ctx, int at, const struct ggml_tensor *node) {
+    for (int i = 0; i < GGML_MAX_SRC; i++) {
+        const struct ggml_tensor *src = node->src[i];
+        neap_buffer *buffer = src != NULL ? neap_buffer_of(src) : NULL;
+        if (buffer == NULL) {
+            continue;
+        }
+        if (buffer->role == NEAP_ROLE_WEIGHTS) {
+            neap_unit_id unit = neap_weights_unit(buffer, src->data);
+            if (unit != NEAP_UNIT_NONE && !neap_unit_resident(neap_plugin_engine(), unit)) {
+                push_access(ctx, (access){.node = at, .unit = unit});
+            }
+            continue;
+        }
+        /* The destination of SET_ROWS appears as a source too; its cells are a write. */
+        neap_cache *cache =
+            neap_cache_of(buffer, src->view_src != NULL ? src->view_src : src);
+        if (cache != NULL && node->view_src != cache->tensor) {
+            visit_context visit = {.backend = ctx, .node = at};
+            neap_cache_view_cells(cache, src, push_read, &visit);
+        }
+    }
+}
+
+static void collect(backend_context *ctx, const struct ggml_cgraph *graph, bool all_resident) {
+    ctx->n_accesses = 0;
+    ctx->out_of_memory = false;
+    ctx->n_tokens = 0;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        struct ggml_tensor *node = graph->nodes[i];
+        if (neap_host_op(node->op) == NEAP_OP_EMPTY) {
+            continue;
+        }
+        if (!all_resident) {
+            collect_reads(ctx, i, node);
+        }
+        collect_write(ctx, i, node);
+    }
+}
+
+/* ---- computing ---- */
+
+static enum ggml_status compute_range(backend_context *ctx, const struct ggml_cgraph *graph,
+                                      int begin, int end) {
+    struct ggml_cgraph part = *graph;
+    part.nodes = graph->nodes + begin;
+    part.n_nodes = end - begin;
+    if (begin != 0 || end != graph->n_nodes) {
+        part.uid = 0;
+    }
+    return ctx->cpu->iface.graph_compute(ctx->cpu, &part);
+}
+
+static uint32_t first_chunk(const access *entry) {
+    return entry->first / NEAP_CHUNK_CELLS;
+}
+
+static uint32_t last_chunk(const access *entry) {
+    return (entry->first + entry->n - 1) / NEAP_CHUNK_CELLS;
+}
+
+static bool is_ready(const access *entry) {
+    neap_engine *engine = neap_plugin_engine();
+    if (!entry->is_write) {
+        return neap_unit_resident(engine, entry->unit);
+    }
+    for (uint32_t chunk = first_chunk(entry); chunk <= last_chunk(entry); chunk++) {
+        if (!neap_unit_resident(engine, neap_kv_unit(entry->layer->kv, entry->stream, chunk))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static int make_ready(const access *entry) {
+    return entry->is_write ? neap_kv_write(entry->layer->kv, entry->stream, entry->first, entry->n,
+                                           entry->whole)
+                           : neap_wait(neap_plugin_engine(), entry->unit);
+}
+
+/* Tells the engine what the graph needs, in the order of its nodes. */
+static int announce(backend_context *ctx) {
+    size_t n = 0;
+    for (size_t i = 0; i < ctx->n_accesses; i++) {
+        const access *entry = &ctx->accesses[i];
+        size_t more = entry->is_write ? last_chunk(entry) - first_chunk(entry) + 1 : 1;
+        if (n + more > ctx->cap_units) {
+            size_t cap = 2 * (n + more);
+            neap_unit_id *grown = realloc(ctx->units, cap * sizeof *grown);
+            if (grown == NULL) {
+                return -ENOMEM;
+            }
+            ctx->units = grown;
+            ctx->cap_units = cap;
+        }
+        if (!entry->is_write) {
+            ctx->units[n++] = entry->unit;
+            continue;
+        }
+        for (uint32_t chunk = first_chunk(entry); chunk <= last_chunk(entry); chunk++) {
+            ctx->units[n++] = neap_kv_unit(entry->layer->kv, entry->stream, chunk);
+        }
+    }
+    return neap_need(neap_plugin_engine(), ctx->units, n);
+}
+
+static bool is_fused_tail(const struct ggml_cgraph *graph, int node) {
+    return node > 0 && neap_host_op(graph->nodes[node]->op) == NEAP_OP_MUL &&
+           neap_host_op(graph->nodes[node - 1]->op) == NEAP_OP_RMS_NORM;
+}
+
+/* Runs the graph part by part, each as long as what it needs is there without waiting. */
+static enum ggml_status compute_as_restored(backend_context *ctx,
+                                            const struct ggml_cgraph *graph, int *ret_err) {
+    size_t next = 0;
+    int begin = 0;
+    while (begin < graph->n_nodes) {
+        int end = begin;
+        bool stop = false;
+        while (end < graph->n_nodes && !stop) {
+            for (; next < ctx->n_accesses && ctx->accesses[next].node == end; next++) {
+                if (end > begin && !is_ready(&ctx->accesses[next]) &&
+                    !is_fused_tail(graph, end)) {
+                    stop = true;
+                    break;
+                }
+                *ret_err = make_ready(&ctx->accesses[next]);
+                if (*ret_err != 0) {
+                    return GGML_STATUS_FAILED;
+                }
+            }
+            end += stop ? 0 : 1;
+        }
+        enum ggml_status status = compute_range(ctx, graph, begin, end);
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+        begin = end;
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+static enum ggml_status compute_resident(backend_context *ctx, const struct ggml_cgraph *graph,
+                                         int *ret_err) {
+    for (size_t i = 0; i < ctx->n_accesses; i++) {
+        *ret_err = make_ready(&ctx->accesses[i]);
+        if (*ret_err != 0) {
+            return GGML_STATUS_FAILED;
+        }
+    }
+    return compute_range(ctx, graph, 0, graph->n_nodes);
+}
+
+/* ---- around a graph ---- */
+
+static void finish_buffer(neap_buffer *buffer, void *ctx) {
+    (void)ctx;
+    neap_weights_finish(buffer);
+    neap_caches_finish(buffer);
+}
+
+static void take_failure(neap_buffer *buffer, void *ctx) {
+    int *err = ctx;
+    int failed = atomic_exchange(&buffer->failed, 0);
+    *err = *err == 0 ? failed : *err;
+}
+
+/* Graph outputs are read after the graph; the rest of the scratch memory is free until the next. */
+static void hold_outputs(neap_buffer *buffer, void *ctx) {
+    const struct ggml_cgraph *graph = ctx;
+    if (buffer->role != NEAP_ROLE_SCRATCH ||
+        buffer->self->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE) {
+        return;
+    }
+    uint64_t ranges[16][2];
+    size_t n = 0;
+    const char *base = neap_region_base(buffer->region);
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const struct ggml_tensor *node = graph->nodes[i];
+        bool is_output = (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 || i == graph->n_nodes - 1;
+        if (!is_output || neap_buffer_of(node) != buffer || n == 16) {
+            continue;
+        }
+        ranges[n][0] = (uint64_t)((const char *)node->data - base);
+        ranges[n][1] = neap_host_fn.nbytes(node);
+        n++;
+    }
+    neap_scratch_hold(buffer->region, ranges, n);
+}
+
+static void mark_begin(backend_context *ctx) {
+    uint64_t now = neap_clock_ns();
+    if (!ctx->in_request && (ctx->n_tokens > 1 || now - ctx->last_end_ns > REQUEST_GAP_NS)) {
+        ctx->in_request = true;
+        neap_request_begin(neap_plugin_engine(), now);
+    }
+}
+
+static void mark_end(backend_context *ctx, const struct ggml_cgraph *graph) {
+    ctx->last_end_ns = neap_clock_ns();
+    const struct ggml_tensor *last =
+        graph->n_nodes > 0 ? graph->nodes[graph->n_nodes - 1] : NULL;
+    if (ctx->in_request && last != NULL && last->ne[1] > 0) {
+        ctx->in_request = false;
+        neap_request_first_token(neap_plugin_engine());
+    }
+}
+
+static enum ggml_status backend_graph_compute(ggml_backend_t backend, struct ggml_cgraph *graph) {
+    backend_context *ctx = backend->context;
+    neap_engine *engine = neap_plugin_engine();
+    int err = 0;
+    neap_buffer_for_each(finish_buffer, NULL);
+    neap_buffer_for_each(take_failure, &err);
+    if (err != 0) {
+        neap_log(NEAP_LOG_ERROR, "request refused after: %s", neap_strerror(err));
+        return GGML_STATUS_FAILED;
+    }
+    neap_use_begin(engine, NEAP_USE_COMPUTE);
+    bool all_resident = neap_all_resident(engine);
+    collect(ctx, graph, all_resident);
+    mark_begin(ctx);
+    err = ctx->out_of_memory ? -ENOMEM : all_resident ? 0 : announce(ctx);
+    enum ggml_status status = GGML_STATUS_FAILED;
+    if (err == 0) {
+        status = all_resident ? compute_resident(ctx, graph, &err)
+                              : compute_as_restored(ctx, graph, &err);
+    }
+    if (status == GGML_STATUS_SUCCESS) {
+        neap_buffer_for_each(hold_outputs, graph);
+    }
+    neap_use_end(engine, NEAP_USE_COMPUTE);
+    if (err != 0) {
+        neap_log(NEAP_LOG_ERROR, "request failed: %s", neap_strerror(err));
+    }
+    mark_end(ctx, graph);
+    return status;
+}
+
+/* Called when a graph is planned, before any data exists: learns how V is laid out. */
+static void backend_graph_optimize(ggml_backend_t backend, struct ggml_cgraph *graph,
+                                   struct ggml_backend_graph_optimize_params *params) {
+    (void)backend;
+    (void)params;
+    neap_buffer_for_each(finish_buffer, NULL);
+    for (int i = 0; i < graph->n_nodes; i++) {
+        struct ggml_tensor *node = graph->nodes[i];
+        if (neap_host_op(node->op) == NEAP_OP_SET_ROWS && node->view_src != NULL) {
+            neap_cache *cache = neap_cache_of(neap_buffer_of(node), node->view_src);
+            if (cache != NULL) {
+                neap_cache_note_layout(cache, node);
+            }
+        }
+    }
+}
+
+static const char *backend_name(ggml_backend_t backend) {
+    (void)backend;
+    return "NEAP";
+}
+
+static void free_pool(backend_context *ctx) {
+    void *address = neap_host_cpu_proc("ggml_threadpool_free");
+    void (*threadpool_free)(struct ggml_threadpool *) = NULL;
+    memcpy(&threadpool_free, &address, sizeof address);
+    if (ctx->pool != NULL && threadpool_free != NULL) {
+        threadpool_free(ctx->pool);
+    }
+    ctx->pool = NULL;
+}
+
+static void backend_free(ggml_backend_t backend) {
+    backend_context *ctx = backend->context;
+    ctx->cpu->iface.free(ctx->cpu);
+    free_pool(ctx);
+    free(ctx->accesses);
+    free(ctx->units);
+    free(ctx);
+    free(backend);
+}
+
+/* Without OpenMP the CPU backend would make and join threads for every graph. */
+static void renew_pool(backend_context *ctx) {
+    void *make_address = neap_host_cpu_proc("ggml_threadpool_new");
+    void *use_address = neap_host_cpu_proc("ggml_backend_cpu_set_threadpool");
+    struct ggml_threadpool *(*make)(struct ggml_threadpool_params *) = NULL;
+    void (*use)(ggml_backend_t, struct ggml_threadpool *) = NULL;
+    memcpy(&make, &make_address, sizeof make_address);
+    memcpy(&use, &use_address, sizeof use_address);
+    if (neap_host_has_openmp() || make == NULL || use == NULL) {
+        return;
+    }
+    struct ggml_threadpool_params params = neap_host_fn.threadpool_params_default(ctx->n_threads);
+    struct ggml_threadpool *pool = make(&params);
+    use(ctx->cpu, pool);
+    free_pool(ctx);
+    ctx->pool = pool;
+}
+
+void neap_backend_set_n_threads(ggml_backend_t backend, int n_threads) {
+    backend_context *ctx = backend->context;
+    void *address = neap_host_cpu_proc("ggml_backend_set_n_threads");
+    ggml_backend_set_n_threads_t set = NULL;
+    memcpy(&set, &address, sizeof address);
+    if (set == NULL || n_threads == ctx->n_threads) {
+        return;
+    }
+    ctx->n_threads = n_threads;
+    renew_pool(ctx);
+    set(ctx->cpu, n_threads);
+}
+
+void neap_backend_set_abort(ggml_backend_t backend, ggml_abort_callback callback, void *data) {
+    backend_context *ctx = backend->context;
+    void *address = neap_host_cpu_proc("ggml_backend_set_abort_callback");
+    ggml_backend_set_abort_callback_t set = NULL;
+    memcpy(&set, &address, sizeof address);
+    if (set != NULL) {
+        set(ctx->cpu, callback, data);
+    }
+}
+
+static ggml_guid backend_guid = {0x6e, 0x65, 0x61, 0x70, 0x2d, 0x67, 0x67, 0x6d,
+                                 0x6c, 0x2d, 0x62, 0x61, 0x63, 0x6b, 0x65, 0x6e};
+
+ggml_backend_t neap_backend_create(ggml_backend_dev_t device) {
+    ggml_backend_dev_t cpu = neap_host_cpu();
+    if (neap_plugin_engine() == NULL || cpu == NULL) {
+        return NULL;
+    }
+    backend_context *ctx = calloc(1, sizeof *ctx);
+    struct ggml_backend *backend = calloc(1, sizeof *backend);
+    if (ctx != NULL) {
+        ctx->cpu = cpu->iface.init_backend(cpu, NULL);
+    }
+    if (ctx == NULL || backend == NULL || ctx->cpu == NULL) {
+        free(ctx);
+        free(backend);
+        return NULL;
+    }
+    *backend = (struct ggml_backend){
+        .guid = &backend_guid,
+        .iface =
+            {
+                .get_name = backend_name,
+                .free = backend_free,
+                .graph_compute = backend_graph_compute,
+                .graph_optimize = backend_graph_optimize,
+            },
+        .device = device,
+        .context = ctx,
+    };
+    return backend;
+}

@@ -1,0 +1,146 @@
+/* plugin_int.h - what the files of the backend share.
+ *
+ *   plugin.c   entry point, registration, device
+ *   host.c     the host's ggml
+ *   buffer.c   buffer type and buffers; sends accesses to weights.c or kv.c
+ *   weights.c  weight tensors: where they lie in the GGUF file, repacking, units
+ *   source.c   finds the GGUF file and offset of a tensor
+ *   kv.c       KV caches: which bytes are which cells
+ *   graph.c    graph_compute: which nodes wait for which units
+ *
+ * Threads    a buffer's tables are filled while the model loads (one thread) and constant from
+ *            the first graph on; what changes later is under the buffer's mutex or atomic. */
+#ifndef NEAP_PLUGIN_INT_H
+#define NEAP_PLUGIN_INT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "host.h"
+#include "neap.h"
+
+typedef enum neap_role { NEAP_ROLE_UNKNOWN, NEAP_ROLE_WEIGHTS, NEAP_ROLE_KV, NEAP_ROLE_SCRATCH } neap_role;
+
+/* A weight tensor in its final place. */
+typedef struct neap_weight {
+    struct ggml_tensor *tensor;
+    char *addr;
+    size_t len;
+    char *path;           /* file it came from; NULL: unknown */
+    uint64_t file_offset;
+    ggml_backend_buffer_type_t extra; /* repacked by this type of the host; NULL: plain */
+    bool in_place;        /* lies at a mirror of its file: may be read back directly */
+    bool viewed;          /* has views: must not move */
+    bool filled;
+    neap_unit_id unit;    /* NEAP_UNIT_NONE: always resident */
+} neap_weight;
+
+/* One cache tensor (cache_k_l7, cache_v_l7). */
+typedef struct neap_cache {
+    struct ggml_tensor *tensor;
+    char tag[32];         /* between "cache_" and "k_l": sliding-window caches have their own */
+    int layer;
+    bool is_v;
+    struct neap_layer_cache *owner;
+} neap_cache;
+
+/* K and V of one layer. */
+typedef struct neap_layer_cache {
+    struct neap_buffer *buffer;
+    struct ggml_tensor *planes[2]; /* K, V or NULL */
+    size_t n_planes;
+    int layer;
+    uint32_t n_cells, n_streams;
+    atomic_bool v_transposed;
+    neap_kv *kv;
+    int32_t *positions;   /* [n_streams * n_cells] position of each cell, -1 unknown */
+} neap_layer_cache;
+
+typedef struct neap_mirror {
+    char *path;
+    neap_region *region;
+} neap_mirror;
+
+typedef struct neap_shadow {
+    ggml_backend_buffer_type_t extra;
+    ggml_backend_buffer_t donor;        /* throw-away buffer whose callbacks repack */
+    struct ggml_backend_buffer buffer;  /* what repacked tensors point to */
+} neap_shadow;
+
+#define NEAP_SHADOWS_MAX 4
+
+typedef struct neap_buffer {
+    ggml_backend_buffer_t self;
+    neap_region *region;
+    neap_role role;
+    size_t size;
+    struct neap_buffer *next;           /* list of live buffers */
+
+    neap_weight *weights;               /* sorted by addr once ready */
+    size_t n_weights, cap_weights, n_filled;
+    atomic_bool weights_ready;
+    neap_mirror *mirrors;
+    size_t n_mirrors;
+    neap_shadow shadows[NEAP_SHADOWS_MAX];
+    size_t n_shadows;
+
+    neap_cache *caches;
+    size_t n_caches, cap_caches;
+    neap_layer_cache **layers;
+    size_t n_layers;
+
+    atomic_int failed;                  /* first error of a callback that cannot return one */
+} neap_buffer;
+
+extern struct ggml_backend_buffer_type neap_buffer_type;
+
+/* The engine of this process, created at the first need; NULL when that failed (logged). */
+neap_engine *neap_plugin_engine(void);
+bool neap_plugin_in_use(void); /* some weights or KV cache lie in our buffers */
+
+/* buffer.c */
+neap_buffer *neap_buffer_of(const struct ggml_tensor *tensor); /* NULL: not ours */
+bool neap_buffer_is_ours(ggml_backend_buffer_t buffer);
+void neap_buffer_for_each(void (*visit)(neap_buffer *buffer, void *ctx), void *ctx);
+void neap_buffer_latch(neap_buffer *buffer, int err, const char *what);
+
+/* weights.c */
+void neap_weights_note_op(const struct ggml_tensor *op); /* which operation reads which weight */
+size_t neap_weights_alloc_size(const struct ggml_tensor *tensor);
+int neap_weights_init(neap_buffer *buffer, struct ggml_tensor *tensor);
+int neap_weights_set(neap_buffer *buffer, struct ggml_tensor *tensor, const void *data,
+                     size_t offset, size_t size);
+int neap_weights_get(neap_buffer *buffer, const struct ggml_tensor *tensor, void *data,
+                     size_t offset, size_t size);
+void neap_weights_finish(neap_buffer *buffer); /* forms the units; idempotent */
+neap_unit_id neap_weights_unit(const neap_buffer *buffer, const void *addr);
+void neap_weights_free(neap_buffer *buffer);
+
+/* source.c: the file that holds the tensor's bytes; path is malloc'd. -ENOENT: not found. */
+int neap_source_find(const struct ggml_tensor *tensor, const void *data, size_t size,
+                     char **ret_path, uint64_t *ret_offset);
+
+/* kv.c */
+bool neap_kv_name(const char *name, char tag[32], int *ret_layer, bool *ret_is_v);
+int neap_caches_init(neap_buffer *buffer, struct ggml_tensor *tensor);
+void neap_caches_finish(neap_buffer *buffer);
+void neap_caches_free(neap_buffer *buffer);
+neap_cache *neap_cache_of(const neap_buffer *buffer, const struct ggml_tensor *root);
+/* Calls visit for every run of cells of one stream that the bytes [offset, offset + size) touch. */
+typedef int (*neap_cells_visit)(neap_layer_cache *layer, uint32_t stream, uint32_t first, uint32_t n,
+                                void *ctx);
+int neap_cache_cells(const neap_cache *cache, size_t offset, size_t size, neap_cells_visit visit,
+                     void *ctx);
+/* The same for everything a (strided, permuted) view of the cache touches. */
+int neap_cache_view_cells(const neap_cache *cache, const struct ggml_tensor *view,
+                          neap_cells_visit visit, void *ctx);
+void neap_cache_note_layout(neap_cache *cache, const struct ggml_tensor *set_rows);
+/* Within a use: makes the bytes readable, or ready to be written. */
+int neap_cache_read(const neap_cache *cache, size_t offset, size_t size);
+int neap_cache_write(const neap_cache *cache, size_t offset, size_t size);
+
+/* graph.c */
+ggml_backend_t neap_backend_create(ggml_backend_dev_t device);
+void neap_backend_set_n_threads(ggml_backend_t backend, int n_threads);
+void neap_backend_set_abort(ggml_backend_t backend, ggml_abort_callback callback, void *data);
+#endif

@@ -1,0 +1,415 @@
+/* weights.c - weight tensors of a buffer: placing, repacking, and the units they form.
+ *
+ * Placement. Plain tensors move to a mirror of their file (base + file offset), so that a layer is
+ * one contiguous range and direct reads land in place. Tensors for which the host's CPU backend has
+ * a repacked form (the operation that reads each weight is known from the loader's questions) stay
+ * where the loader put them, are written by the host's own repacking callback, and point to a
+ * shadow buffer of the host's type, so that its kernels recognise them.
+ *
+ * Units. One a layer; small tensors (norms, biases) stay resident, so a graph can always be cut
+ * before a matrix product and never inside a fused norm. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bytes.h"
+#include "err.h"
+#include "file.h"
+#include "plugin_int.h"
+#include "vm.h"
+
+enum { SMALL_BYTES = 64 * 1024 };
+
+/* ---- which operation reads which weight ---- */
+
+typedef struct noted_op {
+    char name[GGML_MAX_NAME];
+    int type;
+    bool matrix; /* read by a matrix product only */
+    ggml_backend_buffer_type_t extra;
+} noted_op;
+
+static pthread_mutex_t notes_lock = PTHREAD_MUTEX_INITIALIZER;
+static noted_op *notes;
+static size_t n_notes, cap_notes;
+
+static ggml_backend_buffer_type_t pick_extra(const struct ggml_tensor *op) {
+    ggml_backend_dev_t cpu = neap_host_cpu();
+    ggml_backend_buffer_type_t *extra = neap_host_cpu_extra();
+    for (; extra != NULL && *extra != NULL; extra++) {
+        struct ggml_backend_buffer probe = {.buft = *extra};
+        struct ggml_tensor weight = *op->src[0], copy = *op;
+        weight.buffer = &probe;
+        copy.src[0] = &weight;
+        if (cpu->iface.supports_op(cpu, &copy)) {
+            return *extra;
+        }
+    }
+    return NULL;
+}
+
+static noted_op *find_note(const struct ggml_tensor *tensor) {
+    for (size_t i = 0; i < n_notes; i++) {
+        if (notes[i].type == (int)tensor->type && strcmp(notes[i].name, tensor->name) == 0) {
+            return &notes[i];
+        }
+    }
+    return NULL;
+}
+
+void neap_weights_note_op(const struct ggml_tensor *op) {
+    for (int i = 0; i < GGML_MAX_SRC; i++) {
+        const struct ggml_tensor *src = op->src[i];
+        if (src == NULL || src->buffer == NULL || src->buffer->buft != &neap_buffer_type ||
+            src->buffer->size != 0) {
+            continue;
+        }
+        neap_op kind = neap_host_op(op->op);
+        bool matrix = i == 0 && (kind == NEAP_OP_MUL_MAT || kind == NEAP_OP_MUL_MAT_ID);
+        ggml_backend_buffer_type_t extra = matrix ? pick_extra(op) : NULL;
+        pthread_mutex_lock(&notes_lock);
+        noted_op *note = find_note(src);
+        if (note == NULL) {
+            if (n_notes == cap_notes) {
+                size_t cap = cap_notes == 0 ? 256 : 2 * cap_notes;
+                noted_op *grown = realloc(notes, cap * sizeof *grown);
+                if (grown == NULL) {
+                    pthread_mutex_unlock(&notes_lock);
+                    return;
+                }
+                notes = grown;
+                cap_notes = cap;
+            }
+            note = &notes[n_notes++];
+        }
+        *note = (noted_op){.type = (int)src->type, .matrix = matrix, .extra = extra};
+        snprintf(note->name, sizeof note->name, "%s", src->name);
+        pthread_mutex_unlock(&notes_lock);
+    }
+}
+
+static bool get_note(const struct ggml_tensor *tensor, noted_op *ret_note) {
+    pthread_mutex_lock(&notes_lock);
+    noted_op *note = find_note(tensor);
+    if (note != NULL) {
+        *ret_note = *note;
+    }
+    pthread_mutex_unlock(&notes_lock);
+    return note != NULL;
+}
+
+size_t neap_weights_alloc_size(const struct ggml_tensor *tensor) {
+    size_t size = neap_host_fn.nbytes(tensor);
+    noted_op note;
+    if (neap_host_op(tensor->op) == NEAP_OP_EMPTY && get_note(tensor, &note) &&
+        note.extra != NULL && note.extra->iface.get_alloc_size != NULL) {
+        size_t extra_size = note.extra->iface.get_alloc_size(note.extra, tensor);
+        return extra_size > size ? extra_size : size;
+    }
+    return size;
+}
+
+/* ---- placing ---- */
+
+static neap_weight *find_weight(const neap_buffer *buffer, const struct ggml_tensor *tensor) {
+    for (size_t i = 0; i < buffer->n_weights; i++) {
+        if (buffer->weights[i].tensor == tensor) {
+            return &buffer->weights[i];
+        }
+    }
+    return NULL;
+}
+
+static neap_shadow *shadow_for(neap_buffer *buffer, ggml_backend_buffer_type_t extra) {
+    for (size_t i = 0; i < buffer->n_shadows; i++) {
+        if (buffer->shadows[i].extra == extra) {
+            return &buffer->shadows[i];
+        }
+    }
+    if (buffer->n_shadows == NEAP_SHADOWS_MAX) {
+        return NULL;
+    }
+    ggml_backend_buffer_t donor = extra->iface.alloc_buffer(extra, 64);
+    if (donor == NULL) {
+        return NULL;
+    }
+    neap_shadow *shadow = &buffer->shadows[buffer->n_shadows++];
+    shadow->extra = extra;
+    shadow->donor = donor;
+    shadow->buffer = *buffer->self;
+    shadow->buffer.buft = extra;
+    shadow->buffer.usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    return shadow;
+}
+
+/* Returns -ENOENT when the tensor is no weight that the loader asked about. */
+int neap_weights_init(neap_buffer *buffer, struct ggml_tensor *tensor) {
+    if (tensor->view_src != NULL) {
+        neap_weight *root = find_weight(buffer, tensor->view_src);
+        if (root != NULL) {
+            root->viewed = true;
+        }
+        return 0;
+    }
+    noted_op note;
+    if (!get_note(tensor, &note)) {
+        if (buffer->role != NEAP_ROLE_WEIGHTS) {
+            return -ENOENT;
+        }
+        note = (noted_op){.matrix = false};
+    }
+    if (buffer->n_weights == buffer->cap_weights) {
+        size_t cap = buffer->cap_weights == 0 ? 512 : 2 * buffer->cap_weights;
+        neap_weight *grown = realloc(buffer->weights, cap * sizeof *grown);
+        if (grown == NULL) {
+            return -ENOMEM;
+        }
+        buffer->weights = grown;
+        buffer->cap_weights = cap;
+    }
+    neap_weight *weight = &buffer->weights[buffer->n_weights++];
+    *weight = (neap_weight){.tensor = tensor,
+                            .addr = tensor->data,
+                            .len = neap_weights_alloc_size(tensor),
+                            .unit = NEAP_UNIT_NONE};
+    neap_shadow *shadow = note.extra != NULL ? shadow_for(buffer, note.extra) : NULL;
+    if (shadow != NULL) {
+        tensor->buffer = &shadow->buffer;
+        if (shadow->donor->iface.init_tensor != NULL) {
+            shadow->donor->iface.init_tensor(shadow->donor, tensor);
+        }
+        weight->extra = note.extra;
+    }
+    return 0;
+}
+
+static neap_region *mirror_of(neap_buffer *buffer, const char *path) {
+    for (size_t i = 0; i < buffer->n_mirrors; i++) {
+        if (strcmp(buffer->mirrors[i].path, path) == 0) {
+            return buffer->mirrors[i].region;
+        }
+    }
+    neap_file_id id;
+    neap_mirror *grown =
+        realloc(buffer->mirrors, (buffer->n_mirrors + 1) * sizeof *buffer->mirrors);
+    if (grown == NULL) {
+        return NULL;
+    }
+    buffer->mirrors = grown;
+    neap_mirror mirror = {.path = strdup(path)};
+    if (mirror.path == NULL || neap_path_identity(path, &id) != 0 ||
+        neap_region_create(neap_plugin_engine(), id.size_bytes, NEAP_REGION_WEIGHTS,
+                           &mirror.region) != 0) {
+        free(mirror.path);
+        return NULL;
+    }
+    buffer->mirrors[buffer->n_mirrors++] = mirror;
+    return mirror.region;
+}
+
+static void place_whole(neap_buffer *buffer, neap_weight *weight, const void *data, size_t size) {
+    struct ggml_tensor *tensor = weight->tensor;
+    if (neap_source_find(tensor, data, size, &weight->path, &weight->file_offset) != 0) {
+        weight->path = NULL;
+    }
+    if (weight->extra != NULL) {
+        neap_shadow *shadow = shadow_for(buffer, weight->extra);
+        shadow->donor->iface.set_tensor(shadow->donor, tensor, data, 0, size);
+        return;
+    }
+    neap_region *mirror =
+        weight->path != NULL && !weight->viewed ? mirror_of(buffer, weight->path) : NULL;
+    if (mirror != NULL && weight->file_offset + size <= neap_region_size(mirror)) {
+        weight->addr = (char *)neap_region_base(mirror) + weight->file_offset;
+        weight->in_place = true;
+        tensor->data = weight->addr;
+    }
+    memcpy(tensor->data, data, size);
+}
+
+int neap_weights_set(neap_buffer *buffer, struct ggml_tensor *tensor, const void *data,
+                     size_t offset, size_t size) {
+    neap_weight *weight = find_weight(buffer, tensor);
+    if (weight == NULL || weight->filled) {
+        return -EROFS; /* units never change once formed */
+    }
+    size_t total = neap_host_fn.nbytes(tensor);
+    if (offset == 0 && size == total) {
+        place_whole(buffer, weight, data, size);
+        weight->filled = true;
+    } else if (weight->extra != NULL) {
+        return -EINVAL;
+    } else {
+        memcpy((char *)tensor->data + offset, data, size);
+        weight->viewed = true;
+        weight->filled = offset + size == total;
+    }
+    if (weight->filled && ++buffer->n_filled == buffer->n_weights) {
+        neap_weights_finish(buffer);
+    }
+    return 0;
+}
+
+/* Repacked bytes are not the tensor's own: those are read from the file. */
+static int get_from_file(const neap_weight *weight, void *data, size_t offset, size_t size) {
+    if (weight->path == NULL) {
+        return -ENOTSUP;
+    }
+    neap_file *file;
+    int err = neap_file_open_read(weight->path, &file);
+    if (err == 0) {
+        err = neap_file_read(file, data, size, weight->file_offset + offset);
+        neap_file_close(file);
+    }
+    return err;
+}
+
+int neap_weights_get(neap_buffer *buffer, const struct ggml_tensor *tensor, void *data,
+                     size_t offset, size_t size) {
+    const struct ggml_tensor *root = tensor->view_src != NULL ? tensor->view_src : tensor;
+    neap_weight *weight = find_weight(buffer, root);
+    const char *from = (const char *)tensor->data + offset;
+    if (weight != NULL && weight->extra != NULL) {
+        return get_from_file(weight, data, (size_t)(from - weight->addr), size);
+    }
+    int err = 0;
+    neap_use_begin(neap_plugin_engine(), NEAP_USE_ACCESS);
+    if (weight != NULL && weight->unit != NEAP_UNIT_NONE) {
+        err = neap_wait(neap_plugin_engine(), weight->unit);
+    }
+    if (err == 0) {
+        memcpy(data, from, size);
+    }
+    neap_use_end(neap_plugin_engine(), NEAP_USE_ACCESS);
+    return err;
+}
+
+/* ---- units ---- */
+
+/* Writes a repacked tensor again from the file, as at load. */
+static int rebuild(void *ctx, void *addr, size_t len) {
+    (void)len;
+    neap_weight *weight = ctx;
+    neap_buffer *buffer = neap_buffer_of(weight->tensor);
+    size_t size = neap_host_fn.nbytes(weight->tensor);
+    void *raw = malloc(size);
+    if (raw == NULL) {
+        return -ENOMEM;
+    }
+    int err = addr == weight->addr ? get_from_file(weight, raw, 0, size) : NEAP_E_BOUND;
+    if (err == 0) {
+        neap_shadow *shadow = shadow_for(buffer, weight->extra);
+        shadow->donor->iface.set_tensor(shadow->donor, weight->tensor, raw, 0, size);
+    }
+    free(raw);
+    return err;
+}
+
+static int by_addr(const void *a, const void *b) {
+    const neap_weight *x = a, *y = b;
+    return x->addr < y->addr ? -1 : x->addr > y->addr;
+}
+
+static int layer_of(const char *name) {
+    const char *block = strstr(name, "blk.");
+    return block != NULL ? atoi(block + 4) : -1;
+}
+
+static bool evictable(const neap_weight *weight) {
+    noted_op note;
+    return weight->filled && weight->len >= SMALL_BYTES && get_note(weight->tensor, &note) &&
+           note.matrix;
+}
+
+static neap_weight_extent extent_of(neap_weight *weight) {
+    neap_weight_extent extent = {.addr = weight->addr, .len_bytes = weight->len};
+    if (weight->in_place) {
+        extent.path = weight->path;
+        extent.file_offset = weight->file_offset;
+    } else if (weight->extra != NULL && weight->path != NULL) {
+        extent.rebuild = rebuild;
+        extent.rebuild_ctx = weight;
+    }
+    return extent;
+}
+
+/* Forms the unit of one layer from the weights whose order is `order`. */
+static void add_unit(neap_buffer *buffer, int layer, int order) {
+    neap_weight_extent *extents = calloc(buffer->n_weights, sizeof *extents);
+    size_t n = 0;
+    const char *last = NULL;
+    for (size_t i = 0; extents != NULL && i < buffer->n_weights; i++) {
+        neap_weight *weight = &buffer->weights[i];
+        if (layer_of(weight->tensor->name) == layer && evictable(weight) && weight->addr != last) {
+            extents[n++] = extent_of(weight);
+            last = weight->addr;
+        }
+    }
+    neap_unit_id unit;
+    int err = n > 0 ? neap_weights_add(neap_plugin_engine(), order, extents, n, &unit) : -ENOENT;
+    if (err != 0 && err != -ENOENT) {
+        neap_log(NEAP_LOG_WARN, "weights: layer %d stays resident: %s", layer, neap_strerror(err));
+    }
+    for (size_t i = 0; err == 0 && i < buffer->n_weights; i++) {
+        neap_weight *weight = &buffer->weights[i];
+        if (layer_of(weight->tensor->name) == layer && evictable(weight)) {
+            weight->unit = unit;
+        }
+    }
+    free(extents);
+}
+
+void neap_weights_finish(neap_buffer *buffer) {
+    if (buffer->role != NEAP_ROLE_WEIGHTS || atomic_load(&buffer->weights_ready) ||
+        buffer->n_filled == 0) {
+        return;
+    }
+    qsort(buffer->weights, buffer->n_weights, sizeof *buffer->weights, by_addr);
+    int last_layer = -1;
+    for (size_t i = 0; i < buffer->n_weights; i++) {
+        int layer = layer_of(buffer->weights[i].tensor->name);
+        last_layer = layer > last_layer ? layer : last_layer;
+    }
+    for (int layer = 0; layer <= last_layer; layer++) {
+        add_unit(buffer, layer, layer);
+    }
+    add_unit(buffer, -1, last_layer + 1); /* the output matrix comes last */
+    if (buffer->n_mirrors > 0) {
+        neap_engine_set_model(neap_plugin_engine(), buffer->mirrors[0].path);
+    } else if (buffer->weights[0].path != NULL) {
+        neap_engine_set_model(neap_plugin_engine(), buffer->weights[0].path);
+    }
+    atomic_store(&buffer->weights_ready, true);
+}
+
+neap_unit_id neap_weights_unit(const neap_buffer *buffer, const void *addr) {
+    size_t low = 0, high = buffer->n_weights;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        const neap_weight *weight = &buffer->weights[middle];
+        if ((const char *)addr < weight->addr) {
+            high = middle;
+        } else if ((const char *)addr >= weight->addr + weight->len) {
+            low = middle + 1;
+        } else {
+            return weight->unit;
+        }
+    }
+    return NEAP_UNIT_NONE;
+}
+
+void neap_weights_free(neap_buffer *buffer) {
+    for (size_t i = 0; i < buffer->n_mirrors; i++) {
+        neap_region_free(buffer->mirrors[i].region);
+        free(buffer->mirrors[i].path);
+    }
+    for (size_t i = 0; i < buffer->n_shadows; i++) {
+        neap_host_fn.buffer_free(buffer->shadows[i].donor);
+    }
+    for (size_t i = 0; i < buffer->n_weights; i++) {
+        free(buffer->weights[i].path);
+    }
+    free(buffer->mirrors);
+    free(buffer->weights);
+}
