@@ -88,6 +88,8 @@ enum {
 NEAP_API int neap_region_create(neap_engine *engine, size_t size, int kind, neap_region **ret_region);
 NEAP_API void *neap_region_base(const neap_region *region);
 NEAP_API size_t neap_region_size(const neap_region *region);
+/* For a program that learns a region's use after reserving it; before any unit is added. */
+NEAP_API void neap_region_set_kind(neap_region *region, int kind);
 /* Frees the region and every unit in it (waits for running restores of them); takes NULL. */
 NEAP_API void neap_region_free(neap_region *region);
 
@@ -148,6 +150,8 @@ typedef struct neap_kv_layout {
 NEAP_API int neap_kv_add(neap_engine *engine, const neap_kv_layout *layout, neap_kv **ret_kv);
 NEAP_API neap_unit_id neap_kv_unit(const neap_kv *kv, uint32_t stream, uint32_t chunk);
 NEAP_API uint32_t neap_kv_n_chunks(const neap_kv *kv); /* of one stream */
+/* One past the highest cell of the stream that is in use; 0: none. */
+NEAP_API uint32_t neap_kv_used(const neap_kv *kv, uint32_t stream);
 /* kv handles live until their region is freed. */
 
 /* Replaces the layout of a cache in which nothing was written yet (llama.cpp's V is known to be

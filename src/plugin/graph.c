@@ -12,6 +12,7 @@
  *  3. Within a graph nothing is evicted (neap_use_begin .. neap_use_end).
  *
  * Threads   one backend is used by one thread at a time; several backends may run at once. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 

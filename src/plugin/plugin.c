@@ -1,6 +1,7 @@
 /* plugin.c - the ggml backend: entry point, registration, device.
  * A program loads libggml-neap.so through GGML_BACKEND_PATH; the device is named NEAP. */
 #include <stdio.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
