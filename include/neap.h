@@ -164,6 +164,10 @@ NEAP_API int neap_kv_relayout(neap_kv *kv, const neap_kv_layout *layout);
  * that every byte of the cells named will be written. Fails: NEAP_E_LOST, errors of the restore. */
 NEAP_API int neap_kv_write(neap_kv *kv, uint32_t stream, uint32_t first, uint32_t n, bool whole);
 
+/* Makes a lost unit usable again, all of its cells reading as zero: for a caller that keeps account
+ * of which cells must not be read any more. Within a use. Fails: -EINVAL (the unit is not lost). */
+NEAP_API int neap_kv_forget(neap_kv *kv, uint32_t stream, uint32_t chunk);
+
 /* All cells of the cache become unused; copies are dropped and memory released. Within no use. */
 NEAP_API int neap_kv_clear(neap_kv *kv);
 

@@ -215,6 +215,7 @@ static void buffer_clear(ggml_backend_buffer_t ggml_buffer, uint8_t value) {
             if (err != 0) {
                 neap_buffer_latch(buffer, err, "clearing the KV cache");
             }
+            neap_lost_clear(layer);
             memset(layer->positions, 0xff,
                    (size_t)layer->n_cells * layer->n_streams * sizeof *layer->positions);
         }

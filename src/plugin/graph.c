@@ -28,7 +28,7 @@ typedef struct access {
     int node;
     bool is_write, whole;
     neap_unit_id unit;       /* reads */
-    neap_layer_cache *layer; /* writes */
+    neap_layer_cache *layer; /* of cells; NULL: weights */
     uint32_t stream, first, n;
 } access;
 
@@ -75,7 +75,12 @@ static int push_read(neap_layer_cache *layer, uint32_t stream, uint32_t first, u
          chunk++) {
         neap_unit_id unit = neap_kv_unit(layer->kv, stream, chunk);
         if (unit != last && !neap_unit_resident(neap_plugin_engine(), unit)) {
-            push_access(visit->backend, (access){.node = visit->node, .unit = unit});
+            push_access(visit->backend, (access){.node = visit->node,
+                                                 .unit = unit,
+                                                 .layer = layer,
+                                                 .stream = stream,
+                                                 .first = chunk * NEAP_CHUNK_CELLS,
+                                                 .n = NEAP_CHUNK_CELLS});
         }
         last = unit;
     }
@@ -106,8 +111,8 @@ static const struct ggml_tensor *rope_before(const struct ggml_tensor *tensor) {
             return tensor;
         }
         tensor = tensor->view_src != NULL && op != NEAP_OP_EMPTY ? NULL
-                 : op == NEAP_OP_MUL_MAT                        ? tensor->src[1]
-                                                                : tensor->src[0];
+                 : op == NEAP_OP_MUL_MAT                         ? tensor->src[1]
+                                                                 : tensor->src[0];
     }
     return NULL;
 }
@@ -126,8 +131,9 @@ static void push_set_rows(backend_context *ctx, int at, const struct ggml_tensor
         ctx->n_tokens = (int)n;
     }
     const struct ggml_tensor *rope = cache->is_v ? NULL : rope_before(node->src[0]);
-    const int32_t *positions =
-        rope != NULL && rope->src[1] != NULL && rope->src[1]->ne[0] >= n ? rope->src[1]->data : NULL;
+    const int32_t *positions = rope != NULL && rope->src[1] != NULL && rope->src[1]->ne[0] >= n
+                                   ? rope->src[1]->data
+                                   : NULL;
     access run = {.node = at, .is_write = true, .whole = true, .layer = layer};
     for (int64_t i = 0; i < n; i++) {
         uint32_t stream = (uint32_t)(rows[i] / per_stream);
@@ -145,6 +151,7 @@ static void push_set_rows(backend_context *ctx, int at, const struct ggml_tensor
         }
         if (run.n > 0) {
             push_access(ctx, run);
+            neap_lost_rewritten(cache, run.stream, run.first, run.n);
         }
         run.stream = stream;
         run.first = cell;
@@ -152,6 +159,7 @@ static void push_set_rows(backend_context *ctx, int at, const struct ggml_tensor
     }
     if (run.n > 0) {
         push_access(ctx, run);
+        neap_lost_rewritten(cache, run.stream, run.first, run.n);
     }
 }
 
@@ -206,8 +214,7 @@ static void collect_reads(backend_context *ctx, int at, const struct ggml_tensor
             continue;
         }
         /* The destination of SET_ROWS appears as a source too; its cells are a write. */
-        neap_cache *cache =
-            neap_cache_of(buffer, src->view_src != NULL ? src->view_src : src);
+        neap_cache *cache = neap_cache_of(buffer, src->view_src != NULL ? src->view_src : src);
         if (cache != NULL && node->view_src != cache->tensor) {
             visit_context visit = {.backend = ctx, .node = at};
             neap_cache_view_cells(cache, src, push_read, &visit);
@@ -265,10 +272,15 @@ static bool is_ready(const access *entry) {
     return true;
 }
 
+/* A loss fails this request; what it leaves unreadable is noted, so that later ones can go on. */
 static int make_ready(const access *entry) {
-    return entry->is_write ? neap_kv_write(entry->layer->kv, entry->stream, entry->first, entry->n,
-                                           entry->whole)
-                           : neap_wait(neap_plugin_engine(), entry->unit);
+    int err = entry->is_write ? neap_kv_write(entry->layer->kv, entry->stream, entry->first,
+                                              entry->n, entry->whole)
+                              : neap_wait(neap_plugin_engine(), entry->unit);
+    if (err == NEAP_E_LOST && entry->layer != NULL) {
+        neap_lost_note(entry->layer, entry->stream, entry->first, entry->n);
+    }
+    return err;
 }
 
 /* Tells the engine what the graph needs, in the order of its nodes. */
@@ -303,8 +315,8 @@ static bool is_fused_tail(const struct ggml_cgraph *graph, int node) {
 }
 
 /* Runs the graph part by part, each as long as what it needs is there without waiting. */
-static enum ggml_status compute_as_restored(backend_context *ctx,
-                                            const struct ggml_cgraph *graph, int *ret_err) {
+static enum ggml_status compute_as_restored(backend_context *ctx, const struct ggml_cgraph *graph,
+                                            int *ret_err) {
     size_t next = 0;
     int begin = 0;
     while (begin < graph->n_nodes) {
@@ -312,8 +324,7 @@ static enum ggml_status compute_as_restored(backend_context *ctx,
         bool stop = false;
         while (end < graph->n_nodes && !stop) {
             for (; next < ctx->n_accesses && ctx->accesses[next].node == end; next++) {
-                if (end > begin && !is_ready(&ctx->accesses[next]) &&
-                    !is_fused_tail(graph, end)) {
+                if (end > begin && !is_ready(&ctx->accesses[next]) && !is_fused_tail(graph, end)) {
                     stop = true;
                     break;
                 }
@@ -391,8 +402,7 @@ static void mark_begin(backend_context *ctx) {
 
 static void mark_end(backend_context *ctx, const struct ggml_cgraph *graph) {
     ctx->last_end_ns = neap_clock_ns();
-    const struct ggml_tensor *last =
-        graph->n_nodes > 0 ? graph->nodes[graph->n_nodes - 1] : NULL;
+    const struct ggml_tensor *last = graph->n_nodes > 0 ? graph->nodes[graph->n_nodes - 1] : NULL;
     if (ctx->in_request && last != NULL && last->ne[1] > 0) {
         ctx->in_request = false;
         neap_request_first_token(neap_plugin_engine());
@@ -413,7 +423,10 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend, struct ggm
     bool all_resident = neap_all_resident(engine);
     collect(ctx, graph, all_resident);
     mark_begin(ctx);
-    err = ctx->out_of_memory ? -ENOMEM : all_resident ? 0 : announce(ctx);
+    err = ctx->out_of_memory         ? -ENOMEM
+          : neap_lost_visible(graph) ? NEAP_E_LOST
+          : all_resident             ? 0
+                                     : announce(ctx);
     enum ggml_status status = GGML_STATUS_FAILED;
     if (err == 0) {
         status = all_resident ? compute_resident(ctx, graph, &err)

@@ -21,12 +21,19 @@ static void classify_ops(void) {
         const char *name;
         neap_op op;
     } known[] = {
-        {"NONE", NEAP_OP_EMPTY},         {"RESHAPE", NEAP_OP_EMPTY},
-        {"VIEW", NEAP_OP_EMPTY},         {"PERMUTE", NEAP_OP_EMPTY},
-        {"TRANSPOSE", NEAP_OP_EMPTY},    {"SET_ROWS", NEAP_OP_SET_ROWS},
-        {"ROPE", NEAP_OP_ROPE},          {"MUL", NEAP_OP_MUL},
-        {"RMS_NORM", NEAP_OP_RMS_NORM},  {"MUL_MAT", NEAP_OP_MUL_MAT},
+        {"NONE", NEAP_OP_EMPTY},
+        {"RESHAPE", NEAP_OP_EMPTY},
+        {"VIEW", NEAP_OP_EMPTY},
+        {"PERMUTE", NEAP_OP_EMPTY},
+        {"TRANSPOSE", NEAP_OP_EMPTY},
+        {"SET_ROWS", NEAP_OP_SET_ROWS},
+        {"ROPE", NEAP_OP_ROPE},
+        {"MUL", NEAP_OP_MUL},
+        {"RMS_NORM", NEAP_OP_RMS_NORM},
+        {"MUL_MAT", NEAP_OP_MUL_MAT},
         {"MUL_MAT_ID", NEAP_OP_MUL_MAT_ID},
+        {"FLASH_ATTN_EXT", NEAP_OP_FLASH_ATTN},
+        {"SOFT_MAX", NEAP_OP_SOFT_MAX},
     };
     for (int op = 0; op < GGML_OP_COUNT; op++) {
         const char *name = neap_host_fn.op_name((enum ggml_op)op);

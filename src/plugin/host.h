@@ -33,9 +33,20 @@ typedef struct neap_host {
 
 extern neap_host neap_host_fn;
 
-/* Operations by name: their numbers differ between ggml versions that share an interface version. */
-typedef enum neap_op { NEAP_OP_OTHER, NEAP_OP_EMPTY, NEAP_OP_SET_ROWS, NEAP_OP_ROPE, NEAP_OP_MUL,
-                       NEAP_OP_RMS_NORM, NEAP_OP_MUL_MAT, NEAP_OP_MUL_MAT_ID } neap_op;
+/* Operations by name: their numbers differ between ggml versions that share an interface version.
+ */
+typedef enum neap_op {
+    NEAP_OP_OTHER,
+    NEAP_OP_EMPTY,
+    NEAP_OP_SET_ROWS,
+    NEAP_OP_ROPE,
+    NEAP_OP_MUL,
+    NEAP_OP_RMS_NORM,
+    NEAP_OP_MUL_MAT,
+    NEAP_OP_MUL_MAT_ID,
+    NEAP_OP_FLASH_ATTN,
+    NEAP_OP_SOFT_MAX
+} neap_op;
 neap_op neap_host_op(enum ggml_op op);
 
 /* Fills the table from the library that contains caller (a code address in the host) and checks

@@ -108,9 +108,8 @@ static int add_layer(neap_buffer *buffer, neap_cache *k, neap_cache *v) {
     size_t n = (size_t)layer->n_cells * layer->n_streams;
     layer->positions = malloc(n * sizeof *layer->positions);
     neap_kv_layout layout = layout_of(layer);
-    int err = layer->positions == NULL
-                  ? -ENOMEM
-                  : neap_kv_add(neap_plugin_engine(), &layout, &layer->kv);
+    int err =
+        layer->positions == NULL ? -ENOMEM : neap_kv_add(neap_plugin_engine(), &layout, &layer->kv);
     if (err != 0) {
         free(layer->positions);
         free(layer);
@@ -151,6 +150,7 @@ void neap_caches_finish(neap_buffer *buffer) {
 void neap_caches_free(neap_buffer *buffer) {
     for (size_t i = 0; i < buffer->n_layers; i++) {
         free(buffer->layers[i]->positions);
+        free(buffer->layers[i]->lost);
         free(buffer->layers[i]);
     }
     free(buffer->layers);
@@ -250,7 +250,7 @@ static int wait_cells(neap_layer_cache *layer, uint32_t stream, uint32_t first, 
             return err;
         }
     }
-    return 0;
+    return neap_lost_any(layer, stream, first, n) ? NEAP_E_LOST : 0;
 }
 
 int neap_cache_read(const neap_cache *cache, size_t offset, size_t size) {
@@ -259,10 +259,17 @@ int neap_cache_read(const neap_cache *cache, size_t offset, size_t size) {
 
 static int write_cells(neap_layer_cache *layer, uint32_t stream, uint32_t first, uint32_t n,
                        void *ctx) {
-    (void)ctx;
-    return neap_kv_write(layer->kv, stream, first, n, false);
+    int err = neap_kv_write(layer->kv, stream, first, n, false);
+    if (err == NEAP_E_LOST) {
+        err = neap_lost_note(layer, stream, first, n);
+        err = err != 0 ? err : neap_kv_write(layer->kv, stream, first, n, false);
+    }
+    if (err == 0) {
+        neap_lost_rewritten(ctx, stream, first, n);
+    }
+    return err;
 }
 
-int neap_cache_write(const neap_cache *cache, size_t offset, size_t size) {
-    return neap_cache_cells(cache, offset, size, write_cells, NULL);
+int neap_cache_write(neap_cache *cache, size_t offset, size_t size) {
+    return neap_cache_cells(cache, offset, size, write_cells, cache);
 }

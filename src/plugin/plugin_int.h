@@ -7,6 +7,7 @@
  *   source.c   finds the GGUF file and offset of a tensor
  *   kv.c       KV caches: which bytes are which cells
  *   graph.c    graph_compute: which nodes wait for which units
+ *   lost.c     cells that could not be brought back are never read
  *
  * Threads    a buffer's tables are filled while the model loads (one thread) and constant from
  *            the first graph on; what changes later is under the buffer's mutex or atomic. */
@@ -19,26 +20,31 @@
 #include "host.h"
 #include "neap.h"
 
-typedef enum neap_role { NEAP_ROLE_UNKNOWN, NEAP_ROLE_WEIGHTS, NEAP_ROLE_KV, NEAP_ROLE_SCRATCH } neap_role;
+typedef enum neap_role {
+    NEAP_ROLE_UNKNOWN,
+    NEAP_ROLE_WEIGHTS,
+    NEAP_ROLE_KV,
+    NEAP_ROLE_SCRATCH
+} neap_role;
 
 /* A weight tensor in its final place. */
 typedef struct neap_weight {
     struct ggml_tensor *tensor;
     char *addr;
     size_t len;
-    char *path;           /* file it came from; NULL: unknown */
+    char *path; /* file it came from; NULL: unknown */
     uint64_t file_offset;
     ggml_backend_buffer_type_t extra; /* repacked by this type of the host; NULL: plain */
-    bool in_place;        /* lies at a mirror of its file: may be read back directly */
-    bool viewed;          /* has views: must not move */
+    bool in_place;                    /* lies at a mirror of its file: may be read back directly */
+    bool viewed;                      /* has views: must not move */
     bool filled;
-    neap_unit_id unit;    /* NEAP_UNIT_NONE: always resident */
+    neap_unit_id unit; /* NEAP_UNIT_NONE: always resident */
 } neap_weight;
 
 /* One cache tensor (cache_k_l7, cache_v_l7). */
 typedef struct neap_cache {
     struct ggml_tensor *tensor;
-    char tag[32];         /* between "cache_" and "k_l": sliding-window caches have their own */
+    char tag[32]; /* between "cache_" and "k_l": sliding-window caches have their own */
     int layer;
     bool is_v;
     struct neap_layer_cache *owner;
@@ -53,7 +59,8 @@ typedef struct neap_layer_cache {
     uint32_t n_cells, n_streams;
     atomic_bool v_transposed;
     neap_kv *kv;
-    int32_t *positions;   /* [n_streams * n_cells] position of each cell, -1 unknown */
+    int32_t *positions; /* [n_streams * n_cells] position of each cell, -1 unknown */
+    uint8_t *lost;      /* [n_streams * n_cells] 1: content lost, must not be read; NULL: none */
 } neap_layer_cache;
 
 typedef struct neap_mirror {
@@ -63,8 +70,8 @@ typedef struct neap_mirror {
 
 typedef struct neap_shadow {
     ggml_backend_buffer_type_t extra;
-    ggml_backend_buffer_t donor;        /* throw-away buffer whose callbacks repack */
-    struct ggml_backend_buffer buffer;  /* what repacked tensors point to */
+    ggml_backend_buffer_t donor;       /* throw-away buffer whose callbacks repack */
+    struct ggml_backend_buffer buffer; /* what repacked tensors point to */
 } neap_shadow;
 
 #define NEAP_SHADOWS_MAX 4
@@ -74,9 +81,9 @@ typedef struct neap_buffer {
     neap_region *region;
     neap_role role;
     size_t size;
-    struct neap_buffer *next;           /* list of live buffers */
+    struct neap_buffer *next; /* list of live buffers */
 
-    neap_weight *weights;               /* sorted by addr once ready */
+    neap_weight *weights; /* sorted by addr once ready */
     size_t n_weights, cap_weights, n_filled;
     atomic_bool weights_ready;
     neap_mirror *mirrors;
@@ -89,7 +96,7 @@ typedef struct neap_buffer {
     neap_layer_cache **layers;
     size_t n_layers;
 
-    atomic_int failed;                  /* first error of a callback that cannot return one */
+    atomic_int failed; /* first error of a callback that cannot return one */
 } neap_buffer;
 
 extern struct ggml_backend_buffer_type neap_buffer_type;
@@ -127,8 +134,8 @@ void neap_caches_finish(neap_buffer *buffer);
 void neap_caches_free(neap_buffer *buffer);
 neap_cache *neap_cache_of(const neap_buffer *buffer, const struct ggml_tensor *root);
 /* Calls visit for every run of cells of one stream that the bytes [offset, offset + size) touch. */
-typedef int (*neap_cells_visit)(neap_layer_cache *layer, uint32_t stream, uint32_t first, uint32_t n,
-                                void *ctx);
+typedef int (*neap_cells_visit)(neap_layer_cache *layer, uint32_t stream, uint32_t first,
+                                uint32_t n, void *ctx);
 int neap_cache_cells(const neap_cache *cache, size_t offset, size_t size, neap_cells_visit visit,
                      void *ctx);
 /* The same for everything a (strided, permuted) view of the cache touches. */
@@ -137,7 +144,15 @@ int neap_cache_view_cells(const neap_cache *cache, const struct ggml_tensor *vie
 void neap_cache_note_layout(neap_cache *cache, const struct ggml_tensor *set_rows);
 /* Within a use: makes the bytes readable, or ready to be written. */
 int neap_cache_read(const neap_cache *cache, size_t offset, size_t size);
-int neap_cache_write(const neap_cache *cache, size_t offset, size_t size);
+int neap_cache_write(neap_cache *cache, size_t offset, size_t size);
+
+/* lost.c: cells whose content could not be brought back (see there) */
+int neap_lost_note(neap_layer_cache *layer, uint32_t stream, uint32_t first, uint32_t n);
+void neap_lost_rewritten(neap_cache *cache, uint32_t stream, uint32_t first, uint32_t n);
+bool neap_lost_any(const neap_layer_cache *layer, uint32_t stream, uint32_t first, uint32_t n);
+/* True when the graph would read a lost cell. */
+bool neap_lost_visible(const struct ggml_cgraph *graph);
+void neap_lost_clear(neap_layer_cache *layer);
 
 /* graph.c */
 ggml_backend_t neap_backend_create(ggml_backend_dev_t device);

@@ -33,8 +33,8 @@ static bool samples_match(const char *path, uint64_t offset, const char *data, s
     return match;
 }
 
-static int find_in(const char *path, const struct ggml_tensor *tensor, const void *data, size_t size,
-                   uint64_t *ret_offset) {
+static int find_in(const char *path, const struct ggml_tensor *tensor, const void *data,
+                   size_t size, uint64_t *ret_offset) {
     struct gguf_context *gguf = neap_host_fn.gguf_init_from_file(
         path, (struct gguf_init_params){.no_alloc = true, .ctx = NULL});
     if (gguf == NULL) {
@@ -43,8 +43,8 @@ static int find_in(const char *path, const struct ggml_tensor *tensor, const voi
     int err = -ENOENT;
     int64_t id = neap_host_fn.gguf_find_tensor(gguf, tensor->name);
     if (id >= 0 && neap_host_fn.gguf_get_tensor_size(gguf, id) == size) {
-        uint64_t offset = neap_host_fn.gguf_get_data_offset(gguf) +
-                          neap_host_fn.gguf_get_tensor_offset(gguf, id);
+        uint64_t offset =
+            neap_host_fn.gguf_get_data_offset(gguf) + neap_host_fn.gguf_get_tensor_offset(gguf, id);
         if (samples_match(path, offset, data, size)) {
             *ret_offset = offset;
             err = 0;
