@@ -33,6 +33,9 @@ typedef struct neap_policy_input {
     /* Device profile, bytes per second: reading storage, decoding (of raw bytes). 0: defaults. */
     uint64_t read_rate, decode_rate;
     bool memory_useful; /* the codec makes chunks smaller; false for none: all KV goes to storage */
+    /* Evicted by earlier calls and so not among the units: weight units, and KV units whose restore
+     * reads storage. With them Algorithm 1 goes on where the earlier call stopped; 0 starts anew. */
+    size_t n_weights_evicted, n_kv_on_storage;
 } neap_policy_input;
 
 typedef struct neap_step {
