@@ -207,9 +207,11 @@ static void collect_reads(backend_context *ctx, int at, const struct ggml_tensor
             continue;
         }
         if (buffer->role == NEAP_ROLE_WEIGHTS) {
-            neap_unit_id unit = neap_weights_unit(buffer, src->data);
-            if (unit != NEAP_UNIT_NONE && !neap_unit_resident(neap_plugin_engine(), unit)) {
-                push_access(ctx, (access){.node = at, .unit = unit});
+            const neap_weight *weight = neap_weights_find(buffer, src->data);
+            for (size_t u = 0; weight != NULL && u < weight->n_units; u++) {
+                if (!neap_unit_resident(neap_plugin_engine(), weight->units[u])) {
+                    push_access(ctx, (access){.node = at, .unit = weight->units[u]});
+                }
             }
             continue;
         }

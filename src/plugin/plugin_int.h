@@ -38,7 +38,8 @@ typedef struct neap_weight {
     bool in_place;                    /* lies at a mirror of its file: may be read back directly */
     bool viewed;                      /* has views: must not move */
     bool filled;
-    neap_unit_id unit; /* NEAP_UNIT_NONE: always resident */
+    neap_unit_id *units; /* its layer's unit, or several for one large tensor */
+    size_t n_units;      /* 0: always resident */
 } neap_weight;
 
 /* One cache tensor (cache_k_l7, cache_v_l7). */
@@ -120,7 +121,8 @@ int neap_weights_set(neap_buffer *buffer, struct ggml_tensor *tensor, const void
 int neap_weights_get(neap_buffer *buffer, const struct ggml_tensor *tensor, void *data,
                      size_t offset, size_t size);
 void neap_weights_finish(neap_buffer *buffer); /* forms the units; idempotent */
-neap_unit_id neap_weights_unit(const neap_buffer *buffer, const void *addr);
+/* The weight that holds addr; NULL: none. */
+const neap_weight *neap_weights_find(const neap_buffer *buffer, const void *addr);
 void neap_weights_free(neap_buffer *buffer);
 
 /* source.c: the file that holds the tensor's bytes; path is malloc'd. -ENOENT: not found. */

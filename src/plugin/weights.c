@@ -19,7 +19,10 @@
 #include "plugin_int.h"
 #include "vm.h"
 
-enum { SMALL_BYTES = 64 * 1024 };
+enum {
+    SMALL_BYTES = 64 * 1024, /* smaller tensors are always resident */
+    SPLIT_BYTES = 16 * 1024 * 1024,
+};
 
 /* ---- which operation reads which weight ---- */
 
@@ -169,10 +172,8 @@ int neap_weights_init(neap_buffer *buffer, struct ggml_tensor *tensor) {
         buffer->cap_weights = cap;
     }
     neap_weight *weight = &buffer->weights[buffer->n_weights++];
-    *weight = (neap_weight){.tensor = tensor,
-                            .addr = tensor->data,
-                            .len = neap_weights_alloc_size(tensor),
-                            .unit = NEAP_UNIT_NONE};
+    *weight = (neap_weight){
+        .tensor = tensor, .addr = tensor->data, .len = neap_weights_alloc_size(tensor)};
     neap_shadow *shadow = note.extra != NULL ? shadow_for(buffer, note.extra) : NULL;
     if (shadow != NULL) {
         tensor->buffer = &shadow->buffer;
@@ -275,8 +276,8 @@ int neap_weights_get(neap_buffer *buffer, const struct ggml_tensor *tensor, void
     }
     int err = 0;
     neap_use_begin(neap_plugin_engine(), NEAP_USE_ACCESS);
-    if (weight != NULL && weight->unit != NEAP_UNIT_NONE) {
-        err = neap_wait(neap_plugin_engine(), weight->unit);
+    for (size_t i = 0; weight != NULL && i < weight->n_units && err == 0; i++) {
+        err = neap_wait(neap_plugin_engine(), weight->units[i]);
     }
     if (err == 0) {
         memcpy(data, from, size);
@@ -334,30 +335,77 @@ static neap_weight_extent extent_of(neap_weight *weight) {
     return extent;
 }
 
-/* Forms the unit of one layer from the weights whose order is `order`. */
-static void add_unit(neap_buffer *buffer, int layer, int order) {
+static bool in_layer(const neap_weight *weight, int layer) {
+    return weight->n_units == 0 && layer_of(weight->tensor->name) == layer && evictable(weight);
+}
+
+static int set_units(neap_weight *weight, const neap_unit_id *units, size_t n) {
+    weight->units = malloc(n * sizeof *units);
+    if (weight->units == NULL) {
+        return -ENOMEM; /* never evicted knowingly: the caller reports it */
+    }
+    memcpy(weight->units, units, n * sizeof *units);
+    weight->n_units = n;
+    return 0;
+}
+
+static void report_resident(int err, const char *what) {
+    if (err != 0 && err != -ENOENT) {
+        neap_log(NEAP_LOG_WARN, "weights: %s stays resident: %s", what, neap_strerror(err));
+    }
+}
+
+/* Forms the unit of one layer from its weights. */
+static void add_layer_unit(neap_buffer *buffer, int layer, int order) {
     neap_weight_extent *extents = calloc(buffer->n_weights, sizeof *extents);
     size_t n = 0;
     const char *last = NULL;
     for (size_t i = 0; extents != NULL && i < buffer->n_weights; i++) {
         neap_weight *weight = &buffer->weights[i];
-        if (layer_of(weight->tensor->name) == layer && evictable(weight) && weight->addr != last) {
+        if (in_layer(weight, layer) && weight->addr != last) {
             extents[n++] = extent_of(weight);
             last = weight->addr;
         }
     }
     neap_unit_id unit;
     int err = n > 0 ? neap_weights_add(neap_plugin_engine(), order, extents, n, &unit) : -ENOENT;
-    if (err != 0 && err != -ENOENT) {
-        neap_log(NEAP_LOG_WARN, "weights: layer %d stays resident: %s", layer, neap_strerror(err));
-    }
+    report_resident(err, "a layer");
     for (size_t i = 0; err == 0 && i < buffer->n_weights; i++) {
         neap_weight *weight = &buffer->weights[i];
-        if (layer_of(weight->tensor->name) == layer && evictable(weight)) {
-            weight->unit = unit;
+        if (in_layer(weight, layer)) {
+            err = set_units(weight, &unit, 1);
         }
     }
     free(extents);
+}
+
+/* A large tensor outside the layers (the output matrix) becomes several units, so that little can
+ * be taken of it, and what comes back first is not the whole. */
+static void add_split_units(neap_buffer *buffer, size_t index, int order) {
+    neap_weight *weight = &buffer->weights[index];
+    neap_weight_extent whole = extent_of(weight);
+    size_t n = whole.path != NULL ? (whole.len_bytes + SPLIT_BYTES - 1) / SPLIT_BYTES : 1, done = 0;
+    neap_unit_id *units = calloc(n, sizeof *units);
+    int err = units == NULL ? -ENOMEM : 0;
+    for (; err == 0 && done < n; done++) {
+        neap_weight_extent part = whole;
+        if (n > 1) {
+            size_t at = done * (size_t)SPLIT_BYTES;
+            part.addr = (char *)whole.addr + at;
+            part.file_offset += at;
+            part.len_bytes =
+                whole.len_bytes - at < SPLIT_BYTES ? whole.len_bytes - at : SPLIT_BYTES;
+        }
+        err = neap_weights_add(neap_plugin_engine(), order, &part, 1, &units[done]);
+    }
+    report_resident(err, "the output matrix");
+    /* A tied tensor appears twice at one address. */
+    for (size_t i = index; done > 0 && i < buffer->n_weights; i++) {
+        if (buffer->weights[i].addr == weight->addr && buffer->weights[i].n_units == 0) {
+            set_units(&buffer->weights[i], units, done);
+        }
+    }
+    free(units);
 }
 
 void neap_weights_finish(neap_buffer *buffer) {
@@ -372,9 +420,13 @@ void neap_weights_finish(neap_buffer *buffer) {
         last_layer = layer > last_layer ? layer : last_layer;
     }
     for (int layer = 0; layer <= last_layer; layer++) {
-        add_unit(buffer, layer, layer);
+        add_layer_unit(buffer, layer, layer);
     }
-    add_unit(buffer, -1, last_layer + 1); /* the output matrix comes last */
+    for (size_t i = 0; i < buffer->n_weights; i++) {
+        if (in_layer(&buffer->weights[i], -1)) {
+            add_split_units(buffer, i, last_layer + 1);
+        }
+    }
     if (buffer->n_mirrors > 0) {
         neap_engine_set_model(neap_plugin_engine(), buffer->mirrors[0].path);
     } else if (buffer->weights[0].path != NULL) {
@@ -383,7 +435,7 @@ void neap_weights_finish(neap_buffer *buffer) {
     atomic_store(&buffer->weights_ready, true);
 }
 
-neap_unit_id neap_weights_unit(const neap_buffer *buffer, const void *addr) {
+const neap_weight *neap_weights_find(const neap_buffer *buffer, const void *addr) {
     size_t low = 0, high = buffer->n_weights;
     while (low < high) {
         size_t middle = (low + high) / 2;
@@ -393,10 +445,10 @@ neap_unit_id neap_weights_unit(const neap_buffer *buffer, const void *addr) {
         } else if ((const char *)addr >= weight->addr + weight->len) {
             low = middle + 1;
         } else {
-            return weight->unit;
+            return weight;
         }
     }
-    return NEAP_UNIT_NONE;
+    return NULL;
 }
 
 void neap_weights_free(neap_buffer *buffer) {
@@ -409,6 +461,7 @@ void neap_weights_free(neap_buffer *buffer) {
     }
     for (size_t i = 0; i < buffer->n_weights; i++) {
         free(buffer->weights[i].path);
+        free(buffer->weights[i].units);
     }
     free(buffer->mirrors);
     free(buffer->weights);
