@@ -10,10 +10,11 @@
 #include "neap.h"
 
 typedef enum neap_action {
-    NEAP_ACTION_DROP,         /* clean: a copy exists on storage; only release */
-    NEAP_ACTION_TO_MEMORY,    /* encode onto the stack */
-    NEAP_ACTION_TO_STORAGE,   /* write to the swap file */
-    NEAP_ACTION_MEMORY_TO_STORAGE, /* CompKV: move the encoded chunk from the stack to the swap file */
+    NEAP_ACTION_DROP,              /* clean: a copy exists on storage; only release */
+    NEAP_ACTION_TO_MEMORY,         /* encode onto the stack */
+    NEAP_ACTION_TO_STORAGE,        /* write to the swap file */
+    NEAP_ACTION_MEMORY_TO_STORAGE, /* CompKV: move the encoded chunk from the stack to the swap file
+                                    */
 } neap_action;
 
 typedef struct neap_policy_unit {
@@ -21,9 +22,9 @@ typedef struct neap_policy_unit {
     bool is_kv, is_clean, in_memory; /* in_memory: evicted, encoded on the stack */
     int layer;
     uint32_t stream, chunk;
-    uint64_t release_bytes;  /* what releasing its pages gives back (for in_memory: encoded bytes) */
-    uint64_t raw_bytes;      /* bytes to restore */
-    uint64_t encoded_bytes;  /* expected size on the stack; 0 for weights */
+    uint64_t release_bytes; /* what releasing its pages gives back (for in_memory: encoded bytes) */
+    uint64_t raw_bytes;     /* bytes to restore */
+    uint64_t encoded_bytes; /* expected size on the stack; 0 for weights */
 } neap_policy_unit;
 
 typedef struct neap_policy_input {
@@ -34,7 +35,8 @@ typedef struct neap_policy_input {
     uint64_t read_rate, decode_rate;
     bool memory_useful; /* the codec makes chunks smaller; false for none: all KV goes to storage */
     /* Evicted by earlier calls and so not among the units: weight units, and KV units whose restore
-     * reads storage. With them Algorithm 1 goes on where the earlier call stopped; 0 starts anew. */
+     * reads storage. With them Algorithm 1 goes on where the earlier call stopped; 0 starts anew.
+     */
     size_t n_weights_evicted, n_kv_on_storage;
 } neap_policy_input;
 

@@ -73,7 +73,17 @@ static void free_chunk(neap_codec_chunk *chunk) {
         free(chunk->planes[i].data);
 }
 
-enum { ROW_GAUSS, ROW_BITS, ROW_TINY, ROW_ZERO, ROW_LARGE, ROW_SPARSE, ROW_NAN, ROW_KINDS };
+enum {
+    ROW_GAUSS,
+    ROW_BITS,
+    ROW_TINY,
+    ROW_ZERO,
+    ROW_LARGE,
+    ROW_SPARSE,
+    ROW_NAN,
+    ROW_INF,
+    ROW_KINDS
+};
 
 static void fill_row(int type, uint8_t *row, uint32_t n, uint32_t kind) {
     uint32_t bits;
@@ -106,6 +116,7 @@ static void fill_row(int type, uint8_t *row, uint32_t n, uint32_t kind) {
         }
     }
     if (kind == ROW_NAN && n) set_value(type, row, rnd(n), NAN);
+    if (kind == ROW_INF && n) set_value(type, row, rnd(n), rnd(2) ? INFINITY : -INFINITY);
 }
 
 static neap_codec_plane random_plane(void) {

@@ -32,7 +32,7 @@ typedef struct model {
 static neap_policy_unit *unit_by_id(model *m, neap_unit_id id) {
     for (size_t i = 0; i < m->input.n; i++)
         if (m->units[i].id == id) return &m->units[i];
-    CHECK(!"a step names a unit that was not given");
+    fprintf(stderr, "a step names unit %u, which was not given\n", id);
     abort();
 }
 
