@@ -13,8 +13,7 @@ typedef enum neap_action {
     NEAP_ACTION_DROP,              /* clean: a copy exists on storage; only release */
     NEAP_ACTION_TO_MEMORY,         /* encode onto the stack */
     NEAP_ACTION_TO_STORAGE,        /* write to the swap file */
-    NEAP_ACTION_MEMORY_TO_STORAGE, /* CompKV: move the encoded chunk from the stack to the swap file
-                                    */
+    NEAP_ACTION_MEMORY_TO_STORAGE, /* CompKV: move the encoded chunk from stack to swap file */
 } neap_action;
 
 typedef struct neap_policy_unit {
