@@ -28,9 +28,11 @@ bool neap_file_id_equal(const neap_file_id *a, const neap_file_id *b);
 
 /* Reads len bytes at offset into addr. Where offset, addr and len are multiples of
  * NEAP_DIRECT_ALIGN the transfer is direct; otherwise the aligned middle is direct where addr and
- * offset are congruent, and the rest goes through the page cache. Threads: any number. */
+ * offset are congruent, and the rest goes through a small aligned buffer. On file systems without
+ * direct I/O everything goes through the page cache, which then forgets it. Threads: any number. */
 int neap_file_read(neap_file *file, void *addr, size_t len, uint64_t offset);
-/* Writes all parts, one after the other, at offset. Direct where everything is aligned. */
+/* Writes all parts, one after the other, at offset. Direct where offset is aligned (unaligned parts
+ * through an aligned buffer): the last block is then filled up with zeros. */
 int neap_file_write(neap_file *file, const struct iovec *parts, size_t n, uint64_t offset);
 int neap_file_sync(neap_file *file);
 /* Gives the blocks of the range back to the file system. */

@@ -19,7 +19,8 @@ int neap_vm_populate(void *addr, size_t len);
 int neap_vm_protect(void *addr, size_t len, bool accessible);
 /* Asks for huge pages (true) or none (false). Advice: failure is not an error. */
 void neap_vm_huge(void *addr, size_t len, bool huge);
-/* Bytes of the range that are present in memory (pagemap: present or swapped count as held). */
+/* Bytes of the range that are present in memory (pagemap: present or swapped count as held; so does
+ * a page that was only read, the kernel's shared zero page). */
 int neap_vm_held(const void *addr, size_t len, uint64_t *ret_bytes);
 /* For a file-backed address: path of the mapping and the file offset of addr.
  * Fails: -ENOENT (anonymous or unmapped). */

@@ -1,0 +1,12 @@
+/* thread.h - threads of the library's own.
+ * Errors    0 or -errno. */
+#ifndef NEAP_OS_THREAD_H
+#define NEAP_OS_THREAD_H
+
+#include <pthread.h>
+
+/* Starts a thread with all signals blocked: a host's signals go to the host's threads.
+ * name: at most 15 characters. */
+int neap_thread_create(pthread_t *ret_thread, void *(*main)(void *ctx), void *ctx,
+                       const char *name);
+#endif
