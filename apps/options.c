@@ -1,0 +1,161 @@
+/* options.c - options that several commands take. The common ones become environment variables,
+ * which is what the backend reads however a program came to load it. */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bytes.h"
+#include "cli.h"
+#include "codec.h"
+#include "policy.h"
+
+const char neap_common_help[] =
+    "Options of elastic memory (each also an environment variable NEAP_...):\n"
+    "  --codec NAME       how KV chunks are kept in memory: q8 (default), none (exact)\n"
+    "  --swap-dir DIR     folder of the swap file (default: the cache folder's swap)\n"
+    "  --swap-limit SIZE  most bytes in the swap file\n"
+    "  --keep SIZE        never evict below this\n"
+    "  --policy NAME      what is evicted, where to: hybrid (default), partial-offload\n"
+    "  --threads N        compute threads\n";
+
+static int threads;
+
+int neap_option_threads(void) {
+    return threads;
+}
+
+bool neap_option_basic(const neap_command *command, int code, char **argv, int *ret_status) {
+    const char *word = optind > 0 ? argv[optind - 1] : "";
+    char remedy[96];
+    snprintf(remedy, sizeof remedy, "see neap %s --help", command->name);
+    switch (code) {
+    case 'h':
+        fputs(command->usage, stdout);
+        *ret_status = neap_cli_finish(NEAP_EXIT_OK);
+        return true;
+    case NEAP_OPT_VERSION:
+        printf("neap %s\n", NEAP_VERSION);
+        *ret_status = neap_cli_finish(NEAP_EXIT_OK);
+        return true;
+    case ':':
+        *ret_status = neap_cli_error(NEAP_EXIT_USAGE, remedy, "%s: needs a value", word);
+        return true;
+    case '?':
+        if (optopt >= '0' && optopt <= '9')
+            *ret_status = neap_cli_error(NEAP_EXIT_USAGE, "give a positive one",
+                                         "%s: a negative number makes no sense here", word);
+        else if (optopt > 0 && optopt < 256 && word[0] == '-' && word[1] != '-')
+            *ret_status = neap_cli_error(NEAP_EXIT_USAGE, remedy, "-%c: unknown option", optopt);
+        else
+            *ret_status = neap_cli_error(NEAP_EXIT_USAGE, remedy, "%s: unknown option", word);
+        return true;
+    default:
+        return false;
+    }
+}
+
+int neap_option_number(const char *name, const char *value, long min, long max, long *ret_number) {
+    char *end;
+    errno = 0;
+    const long number = strtol(value, &end, 10);
+    if (*value == '\0' || *end != '\0' || errno || number < min || number > max)
+        return neap_cli_error(NEAP_EXIT_USAGE, NULL, "%s %s: not a whole number from %ld to %ld",
+                              name, value, min, max);
+    *ret_number = number;
+    return 0;
+}
+
+static int export(const char *variable, const char *value) {
+    if (setenv(variable, value, 1) == 0) return 0;
+    return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", variable, neap_strerror(-errno));
+}
+
+static int export_size(const char *option, const char *variable, const char *value) {
+    uint64_t bytes = 0;
+    const int err = neap_size_parse(value, &bytes, NULL);
+    if (err == -ERANGE)
+        return neap_cli_error(NEAP_EXIT_USAGE, NULL,
+                              "%s %s: a size is neither negative nor so large", option, value);
+    if (err)
+        return neap_cli_error(NEAP_EXIT_USAGE, "write 512M, 1.5G or plain bytes",
+                              "%s %s: not a size", option, value);
+    /* To the backend 0 means "no limit"; one byte has room for no record. */
+    if (bytes == 0 && strcmp(option, "--swap-limit") == 0) bytes = 1;
+    char text[32];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)bytes);
+    return export(variable, text);
+}
+
+static void append_name(char *list, size_t cap, const char *name) {
+    const size_t len = strlen(list);
+    snprintf(list + len, cap - len, "%s%s", len ? ", " : "known: ", name);
+}
+
+int neap_option_codec(const char *value) {
+    if (neap_codec_find(value)) return export("NEAP_CODEC", value);
+    char known[256] = "";
+    for (size_t i = 0; neap_codec_at(i); i++)
+        append_name(known, sizeof known, neap_codec_at(i)->name);
+    return neap_cli_error(NEAP_EXIT_USAGE, known, "--codec %s: no such codec", value);
+}
+
+int neap_option_policy(const char *value) {
+    if (neap_policy_find(value)) return export("NEAP_POLICY", value);
+    char known[256] = "";
+    for (size_t i = 0; neap_policy_at(i); i++)
+        append_name(known, sizeof known, neap_policy_at(i)->name);
+    return neap_cli_error(NEAP_EXIT_USAGE, known, "--policy %s: no such policy", value);
+}
+
+/* Options whose other values come in a later version: only what holds anyway is taken. */
+static int accept_only(const char *option, const char *value, const char *first,
+                       const char *second) {
+    if (strcmp(value, first) == 0 || (second && strcmp(value, second) == 0)) return 0;
+    char remedy[64];
+    snprintf(remedy, sizeof remedy, "this one knows %s%s%s", first, second ? ", " : "",
+             second ? second : "");
+    return neap_cli_error(NEAP_EXIT_USAGE, remedy, "%s %s: not in this version", option, value);
+}
+
+int neap_option_environment(void) {
+    const char *codec = getenv("NEAP_CODEC"), *policy = getenv("NEAP_POLICY");
+    int status = 0;
+    if (codec && *codec) status = neap_option_codec(codec);
+    if (!status && policy && *policy) status = neap_option_policy(policy);
+    return status;
+}
+
+int neap_option_common(int code, const char *value) {
+    long number = 0;
+    int status;
+    switch (code) {
+    case NEAP_OPT_CODEC:
+        return neap_option_codec(value);
+    case NEAP_OPT_POLICY:
+        return neap_option_policy(value);
+    case NEAP_OPT_SWAP_DIR:
+        if (*value == '\0')
+            return neap_cli_error(NEAP_EXIT_USAGE, NULL, "--swap-dir: needs the name of a folder");
+        return export("NEAP_SWAP_DIR", value);
+    case NEAP_OPT_SWAP_LIMIT:
+        return export_size("--swap-limit", "NEAP_SWAP_LIMIT", value);
+    case NEAP_OPT_KEEP:
+        return export_size("--keep", "NEAP_KEEP", value);
+    case NEAP_OPT_ENCRYPT:
+        return accept_only("--encrypt", value, "off", NULL);
+    case NEAP_OPT_ATTN:
+        return accept_only("--attn", value, "auto", "ggml");
+    case NEAP_OPT_KV:
+        return accept_only("--kv", value, "f16", NULL);
+    case NEAP_OPT_SESSION:
+        return neap_cli_error(NEAP_EXIT_USAGE, "leave it out", "--session %s: not in this version",
+                              value);
+    case NEAP_OPT_THREADS:
+        status = neap_option_number("--threads", value, 1, 4096, &number);
+        threads = (int)number;
+        return status;
+    default:
+        return neap_cli_error(NEAP_EXIT_USAGE, NULL, "option %d: unknown", code);
+    }
+}

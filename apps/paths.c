@@ -1,0 +1,72 @@
+/* paths.c - what lies around the executable: build/bin/neap beside build/lib, or an installed
+ * PREFIX/bin/neap beside PREFIX/lib/neap. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli.h"
+
+/* Folder of this executable; "." when the kernel does not say. */
+static void own_folder(char path[NEAP_PATH_MAX]) {
+    const ssize_t len = readlink("/proc/self/exe", path, NEAP_PATH_MAX - 1);
+    path[len > 0 ? len : 0] = '\0';
+    char *slash = strrchr(path, '/');
+    if (slash)
+        *slash = '\0';
+    else
+        strcpy(path, ".");
+}
+
+static bool join(char path[NEAP_PATH_MAX], const char *folder, const char *rest) {
+    return (size_t)snprintf(path, NEAP_PATH_MAX, "%s/%s", folder, rest) < NEAP_PATH_MAX;
+}
+
+void neap_path_program(const char *name, char path[NEAP_PATH_MAX]) {
+    char folder[NEAP_PATH_MAX];
+    own_folder(folder);
+    if (!join(path, folder, name) || access(path, X_OK) != 0)
+        snprintf(path, NEAP_PATH_MAX, "%s", name);
+}
+
+int neap_path_backend(char path[NEAP_PATH_MAX]) {
+    static const char *const places[] = {"../lib/libggml-neap.so", "../lib/neap/libggml-neap.so"};
+    char folder[NEAP_PATH_MAX], found[NEAP_PATH_MAX];
+    own_folder(folder);
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        if (!join(found, folder, places[i]) || access(found, R_OK) != 0) continue;
+        char *real = realpath(found, NULL);
+        snprintf(path, NEAP_PATH_MAX, "%s", real ? real : found);
+        free(real);
+        return 0;
+    }
+    return neap_cli_error(NEAP_EXIT_FAILED, "build or install neap again, or set GGML_BACKEND_PATH",
+                          "libggml-neap.so: not in %s/../lib", folder);
+}
+
+int neap_path_tool(const char *name, char path[NEAP_PATH_MAX]) {
+    static const char *const places[] = {"../../tools", "../share/neap/tools"};
+    char folder[NEAP_PATH_MAX], rest[256];
+    own_folder(folder);
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        snprintf(rest, sizeof rest, "%s/%s", places[i], name);
+        if (join(path, folder, rest) && access(path, R_OK) == 0) return 0;
+    }
+    return -ENOENT;
+}
+
+int neap_path_load_backend(void) {
+    const char *set = getenv("GGML_BACKEND_PATH");
+    if (!set || !*set) {
+        char path[NEAP_PATH_MAX];
+        const int status = neap_path_backend(path);
+        if (status) return status;
+        if (setenv("GGML_BACKEND_PATH", path, 1) != 0)
+            return neap_cli_error(NEAP_EXIT_FAILED, NULL, "GGML_BACKEND_PATH: %s",
+                                  neap_strerror(-errno));
+    }
+    if (setenv("LLAMA_ARG_DEVICE", "NEAP", 0) != 0)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "LLAMA_ARG_DEVICE: %s",
+                              neap_strerror(-errno));
+    return 0;
+}
