@@ -73,6 +73,16 @@ static json_t *stats_json(const neap_instances *instances) {
     return json_pack("{s:o}", "instances", list);
 }
 
+/* Ends a command that did something to each instance; what was done is shown even if one failed. */
+static int finish_list(const arguments *args, json_t *list, int status) {
+    if (!args->as_json) {
+        json_decref(list);
+        return neap_cli_finish(status);
+    }
+    const int printed = neap_cli_print_json(json_pack("{s:o}", "instances", list));
+    return status ? status : printed;
+}
+
 /* ---- ps ---- */
 
 static const neap_command ps_command = {
@@ -287,10 +297,7 @@ static int evict_from(neap_instances *instances, neap_evict_request request,
             request.bytes -=
                 result.released_bytes < request.bytes ? result.released_bytes : request.bytes;
     }
-    if (args->as_json && status == NEAP_EXIT_OK)
-        return neap_cli_print_json(json_pack("{s:o}", "instances", list));
-    json_decref(list);
-    return neap_cli_finish(status);
+    return finish_list(args, list, status);
 }
 
 static const neap_command evict_command = {
@@ -388,8 +395,5 @@ int neap_cmd_restore(int argc, char **argv) {
         if (failed) status = failed;
     }
     neap_instances_free(&instances);
-    if (args.as_json && status == NEAP_EXIT_OK)
-        return neap_cli_print_json(json_pack("{s:o}", "instances", list));
-    json_decref(list);
-    return neap_cli_finish(status);
+    return finish_list(&args, list, status);
 }

@@ -44,8 +44,8 @@ bool neap_option_basic(const neap_command *command, int code, char **argv, int *
     case '?':
         if (optopt >= '0' && optopt <= '9')
             *ret_status = neap_cli_error(NEAP_EXIT_USAGE, "give a positive one",
-                                         "%s: a negative number makes no sense here", word);
-        else if (optopt > 0 && optopt < 256 && word[0] == '-' && word[1] != '-')
+                                         "-%c...: a size is never negative", optopt);
+        else if (optopt > 0 && optopt < 256)
             *ret_status = neap_cli_error(NEAP_EXIT_USAGE, remedy, "-%c: unknown option", optopt);
         else
             *ret_status = neap_cli_error(NEAP_EXIT_USAGE, remedy, "%s: unknown option", word);
