@@ -20,7 +20,9 @@
 
 #include "bench.h"
 #include "bytes.h"
+#include "codec.h"
 #include "device_rate.h"
+#include "policy.h"
 #include "proc.h"
 #include "server_client.h"
 
@@ -289,14 +291,21 @@ static int measure(bench *b, side *s, size_t level, double share) {
     return status;
 }
 
-/* Before the first measurement: the answer of a context that was never evicted, then one full
- * eviction, after which a lossy codec changes nothing more. */
-static int settle(bench *b, side *s) {
+/* True when an eviction may not change a bit. */
+static bool is_exact(const bench *b, const char *policy) {
+    return neap_codec_find(b->codec)->lossless || neap_policy_find(policy)->clean_storage;
+}
+
+/* Before the first measurement: the answer of a context that was never evicted, which is what exact
+ * ones must always give, then one full eviction, after which a lossy codec changes nothing more. */
+static int settle(bench *b, side *s, bool exact) {
     neap_answer answer = {0};
     double share;
     int status = reset(b, s);
     if (!status) status = ask(b, s, &answer);
     if (!status) memcpy(s->unrounded, answer.tokens.ids, sizeof s->unrounded);
+    if (!status && exact) memcpy(s->reference, s->unrounded, sizeof s->reference);
+    s->has_reference = !status && exact;
     neap_answer_free(&answer);
     if (!status) status = reset(b, s);
     if (!status) status = evict_to(s, 0, &share);
@@ -330,7 +339,7 @@ static int prepare(bench *b) {
     for (size_t i = 0; i < N_POLICIES && !status; i++)
         status = fill(b, &b->sides[i]);
     for (size_t i = 0; i < N_POLICIES && !status; i++)
-        status = settle(b, &b->sides[i]);
+        status = settle(b, &b->sides[i], is_exact(b, policy_names[i]));
     neap_progress_stop();
     return status;
 }
