@@ -60,6 +60,10 @@ int neap_mem_available(uint64_t *ret_available, uint64_t *ret_total) {
     return 0;
 }
 
+int neap_proc_self(void) {
+    return (int)getpid();
+}
+
 bool neap_proc_alive(int pid) {
     return pid > 0 && (kill(pid, 0) == 0 || errno == EPERM);
 }

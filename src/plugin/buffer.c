@@ -48,6 +48,13 @@ void neap_buffer_latch(neap_buffer *buffer, int err, const char *what) {
     }
 }
 
+void neap_buffer_hold_all(neap_buffer *buffer) {
+    const uint64_t all[1][2] = {{0, buffer->size}};
+    if (buffer->role == NEAP_ROLE_SCRATCH) {
+        neap_scratch_hold(buffer->region, all, 1);
+    }
+}
+
 /* ---- buffer interface ---- */
 
 static void buffer_free(ggml_backend_buffer_t ggml_buffer) {
@@ -139,6 +146,7 @@ static void buffer_memset(ggml_backend_buffer_t ggml_buffer, struct ggml_tensor 
     int err = with_bytes(buffer, tensor, offset, size, ACCESS_WRITE);
     if (err == 0) {
         memset((char *)tensor->data + offset, value, size);
+        neap_buffer_hold_all(buffer);
     } else {
         neap_buffer_latch(buffer, err, "writing evicted memory");
     }
@@ -156,6 +164,7 @@ static void buffer_set_tensor(ggml_backend_buffer_t ggml_buffer, struct ggml_ten
         err = with_bytes(buffer, tensor, offset, size, ACCESS_WRITE);
         if (err == 0) {
             memcpy((char *)tensor->data + offset, data, size);
+            neap_buffer_hold_all(buffer); /* an input of the graph to come */
         }
         neap_use_end(neap_plugin_engine(), NEAP_USE_ACCESS);
     }
@@ -198,6 +207,7 @@ static bool buffer_cpy_tensor(ggml_backend_buffer_t ggml_buffer, const struct gg
     }
     if (err == 0) {
         memcpy(dst->data, src->data, size);
+        neap_buffer_hold_all(to);
     } else {
         neap_buffer_latch(to, err, "copying evicted memory");
     }

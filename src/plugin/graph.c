@@ -21,7 +21,10 @@
 #include "ggml-impl.h"
 #include "plugin_int.h"
 
-enum { REQUEST_GAP_NS = 50 * 1000 * 1000 };
+enum {
+    REQUEST_GAP_NS = 50 * 1000 * 1000, /* a graph after such a pause begins a request */
+    HOLD_MAX = 64,                     /* outputs of a graph named one by one */
+};
 
 /* What a node does to one run of units or cells. */
 typedef struct access {
@@ -378,14 +381,18 @@ static void hold_outputs(neap_buffer *buffer, void *ctx) {
         buffer->self->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE) {
         return;
     }
-    uint64_t ranges[16][2];
+    uint64_t ranges[HOLD_MAX][2];
     size_t n = 0;
     const char *base = neap_region_base(buffer->region);
     for (int i = 0; i < graph->n_nodes; i++) {
         const struct ggml_tensor *node = graph->nodes[i];
         bool is_output = (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 || i == graph->n_nodes - 1;
-        if (!is_output || neap_buffer_of(node) != buffer || n == 16) {
+        if (!is_output || neap_buffer_of(node) != buffer) {
             continue;
+        }
+        if (n == HOLD_MAX) {
+            neap_buffer_hold_all(buffer);
+            return;
         }
         ranges[n][0] = (uint64_t)((const char *)node->data - base);
         ranges[n][1] = neap_host_fn.nbytes(node);

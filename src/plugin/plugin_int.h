@@ -110,6 +110,7 @@ bool neap_plugin_in_use(void); /* some weights or KV cache lie in our buffers */
 neap_buffer *neap_buffer_of(const struct ggml_tensor *tensor); /* NULL: not ours */
 bool neap_buffer_is_ours(ggml_backend_buffer_t buffer);
 void neap_buffer_for_each(void (*visit)(neap_buffer *buffer, void *ctx), void *ctx);
+void neap_buffer_hold_all(neap_buffer *buffer); /* scratch: release nothing of it for now */
 void neap_buffer_latch(neap_buffer *buffer, int err, const char *what);
 
 /* weights.c */
