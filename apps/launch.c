@@ -111,12 +111,12 @@ int neap_cmd_run(int argc, char **argv) {
             return status;
     }
     char model[NEAP_PATH_MAX], program[NEAP_PATH_MAX], threads[16];
+    if ((status = neap_option_environment())) return status;
     if ((status = model_argument(&run_command, argc, argv, model))) return status;
     if (prompt && *prompt == '\0')
         return neap_cli_error(NEAP_EXIT_USAGE, "leave -p out to chat", "-p: an empty prompt");
     if (file && access(file, R_OK) != 0)
         return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", file, neap_strerror(-errno));
-    if ((status = neap_option_environment())) return status;
     if ((status = neap_path_load_backend())) return status;
 
     command_line line = {0};
@@ -164,8 +164,8 @@ int neap_cmd_serve(int argc, char **argv) {
         if ((status = neap_option_common(code, optarg))) return status;
     }
     char model[NEAP_PATH_MAX], program[NEAP_PATH_MAX], threads[16];
-    if ((status = model_argument(&serve_command, argc, argv, model))) return status;
     if ((status = neap_option_environment())) return status;
+    if ((status = model_argument(&serve_command, argc, argv, model))) return status;
     if ((status = neap_path_load_backend())) return status;
 
     command_line line = {0};

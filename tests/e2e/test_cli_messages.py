@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""What `neap` says and how it exits: usage errors, and ps, stat, evict, restore against instances
+that are played by this script. No model, no backend."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+
+ROOT = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))
+NEAP = os.environ.get("NEAP_BIN", os.path.join(ROOT, "build", "bin", "neap"))
+MIB = 1 << 20
+
+
+def neap(*args, env=None):
+    done = subprocess.run([NEAP, *args], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=60, env={**os.environ, **(env or {})}, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def check(condition, *what):
+    if not condition:
+        print("failed:", *what)
+        sys.exit(1)
+
+
+def expect(args, status, err="", out=None, env=None):
+    got = neap(*args, env=env)
+    check(got[0] == status, args, "status", got, "expected", status)
+    check(err in got[2] if err else got[2] == "", args, "stderr", got, "expected", err)
+    check(out is None or out == got[1], args, "stdout", got, "expected", out)
+    if status:
+        check(got[2].startswith("neap: "), args, got)
+    return got
+
+
+class Instance(threading.Thread):
+    """Answers on PID.sock of a live process; keeps the requests it got."""
+
+    def __init__(self, folder, pid, state="idle", resident=200 * MIB):
+        super().__init__(daemon=True)
+        self.pid, self.state, self.resident, self.requests = pid, state, resident, []
+        self.reply = None
+        self.path = os.path.join(folder, f"{pid}.sock")
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.bind(self.path)
+        self.socket.listen()
+        self.start()
+
+    def stat(self):
+        return {"pid": self.pid, "program": "played", "model": "m.gguf", "state": self.state,
+                "stage": "none", "n_ctx": 4096, "n_contexts": 1, "tokens": 7,
+                "bytes": {"weights_total": 400 * MIB, "weights_resident": self.resident,
+                          "kv_total": 10 * MIB, "kv_resident": 5 * MIB,
+                          "kv_compressed_memory": 2 * MIB, "kv_storage": MIB, "released": 0}}
+
+    def answer(self, request):
+        if self.reply is not None:
+            return self.reply
+        if request["command"] == "stat":
+            return {"ok": True, "instance": self.stat()}
+        if request["command"] == "restore":
+            return {"ok": True, "bytes": 3 * MIB, "duration_ns": 5000000}
+        return {"ok": True, "asked_bytes": request.get("bytes", 8 * MIB), "released_bytes": 9 * MIB,
+                "weights_bytes": 4 * MIB, "kv_memory_bytes": 6 * MIB, "kv_storage_bytes": MIB,
+                "scratch_bytes": 0, "duration_ns": 35000000, "exhausted": False,
+                "storage_error": 0}
+
+    def run(self):
+        while True:
+            connection, _ = self.socket.accept()
+            with connection, connection.makefile("rw") as stream:
+                for line in stream:
+                    request = json.loads(line)
+                    self.requests.append(request)
+                    reply = self.answer(request)
+                    stream.write(reply if isinstance(reply, str) else json.dumps(reply))
+                    stream.write("\n")
+                    stream.flush()
+
+
+def usage():
+    expect([], 2, "which command?")
+    expect(["frobnicate"], 2, "neap: frobnicate: unknown command (see neap --help)")
+    for later in (["top"], ["watch"], ["profile"], ["train"], ["bench", "evict"],
+                  ["bench", "codec"], ["run", "--attn", "opencl"], ["run", "--kv", "klt:8"],
+                  ["serve", "--encrypt", "on"], ["serve", "--session", "a"]):
+        expect(later, 2, "not in this version")
+    expect(["evict"], 2, "how much?")
+    for size in ("0", "0%", "-5M", "5X", "1.5", "%", "99999999999999999999G", ""):
+        check(neap("evict", size)[0] == 2, "evict", size)
+        check(neap("evict", "--", size)[0] == 2, "evict --", size)
+    expect(["evict", "--only", "disk", "1M"], 2, "--only disk")
+    expect(["evict", "--pid", "-1", "1M"], 2, "--pid -1")
+    expect(["evict", "--pid", "1", "--all", "1M"], 2, "exclude each other")
+    expect(["stat", "--nonsense"], 2, "--nonsense: unknown option")
+    expect(["run", "--codec", "zip"], 2, "known: q8, none")
+    expect(["run"], 2, "known: q8, none", env={"NEAP_CODEC": "zip"})
+    expect(["run", "--policy", "x"], 2, "hybrid, partial-offload")
+    expect(["run", "--swap-limit", "5%"], 2, "not a size")
+    expect(["run", "--threads", "0"], 2, "--threads 0")
+    expect(["exec"], 2, "which program?")
+    expect(["models", "fetch", "nosuch"], 2, "neap models lists the names")
+    for command in ("run", "serve", "exec", "models", "ps", "evict", "restore", "stat", "bench"):
+        for option, words in (("--help", f"usage: neap {command}"), ("-h", "usage: "),
+                              ("--version", "neap ")):
+            status, out, err = neap(command, option)
+            check(status == 0 and out.startswith(words) and not err, command, option, out, err)
+
+
+def models(folder):
+    env = {"XDG_CACHE_HOME": folder}
+    expect(["run", "nosuch"], 1, "neither a known name nor a file", env=env)
+    expect(["run", "gemma3-270m"], 1, "(neap models fetch gemma3-270m)", env=env)
+    expect(["run", "/no/such/file.gguf"], 1, "No such file", env=env)
+    expect(["run", "/"], 1, "is a folder", env=env)
+    damaged = os.path.join(folder, "damaged.gguf")
+    for content in (b"", b"GGU", b"GGUFxxxx", b"GGML\3\0\0\0", b"GGUF\1\0\0\0"):
+        with open(damaged, "wb") as file:
+            file.write(content)
+        expect(["run", damaged], 1, damaged, env=env)
+    status, out, _ = neap("models", "--json", env=env)
+    listed = json.loads(out)["models"]
+    check(status == 0 and [m["fetched"] for m in listed] == [False] * 3, listed)
+    check(listed[0]["name"] == "smollm2-135m" and listed[0]["default"], listed)
+
+
+def instances(folder):
+    env = {"XDG_RUNTIME_DIR": folder}
+    sockets = os.path.join(folder, "neap")
+    os.makedirs(sockets, mode=0o700)
+    expect(["stat"], 1, "no instance is running", env=env)
+    expect(["evict", "1M"], 1, "no instance is running", env=env)
+    expect(["evict", "--all", "1M"], 0, out="no instance is running\n", env=env)
+    check(json.loads(neap("ps", "--json", env=env)[1]) == {"instances": []})
+
+    first = Instance(sockets, os.getpid())
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    stale = os.path.join(sockets, f"{dead.pid}.sock")
+    socket.socket(socket.AF_UNIX).bind(stale)
+    shown = json.loads(expect(["stat", "--json"], 0, env=env)[1])
+    check(shown == {"instances": [first.stat()]}, shown)
+    check(not os.path.exists(stale), "socket of a dead process left")
+    expect(["evict", "8M"], 0, env=env,
+           out="released 9.0 MiB of 8.0 MiB asked in 35 ms: weights 4.0 MiB dropped, "
+               "KV 6.0 MiB to memory, 1.0 MiB to storage\n")
+    check(first.requests[-1] == {"neap": 1, "command": "evict", "bytes": 8 * MIB, "only": "all"})
+    expect(["evict", "--only", "kv", "50%"], 0, env=env)
+    check(first.requests[-1] == {"neap": 1, "command": "evict", "permille": 500, "only": "kv"})
+    expect(["evict", "300%"], 0, env=env)
+    check(first.requests[-1]["bytes"] == 2**63 - 1)
+    expect(["restore"], 0, out="restored 3.0 MiB in 5 ms\n", env=env)
+
+    for reply in ("", "garbage", "[]", '{"ok":true}' + "x", {"ok": True}, {"ok": False}, {}):
+        first.reply = reply
+        expect(["stat", "--pid", str(first.pid)], 1, f"pid {first.pid}", env=env)
+    first.reply = {"ok": False, "error": -5, "message": "the disk burnt"}
+    expect(["evict", "1M"], 1, "no instance", env=env)  # what does not answer stat is not listed
+    first.reply = None
+    several(sockets, first, env)
+
+
+def several(sockets, first, env):
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        second = Instance(sockets, other.pid, resident=300 * MIB)
+        for command in (["stat"], ["evict", "1M"], ["restore"]):
+            _, _, err = expect(command, 2, "2 instances are running", env=env)
+            check(str(first.pid) in err and str(second.pid) in err, err)
+        expect(["stat", "--pid", str(second.pid)], 0, env=env)
+        expect(["stat", "--pid", "1"], 1, "no running instance", env=env)
+        check(len(json.loads(neap("ps", "--json", env=env)[1])["instances"]) == 2)
+
+        # The largest idle one first; 9 MiB of the 15 asked come from it.
+        _, out, _ = expect(["evict", "--all", "15M"], 0, env=env)
+        check([line.split(":")[0] for line in out.splitlines()] ==
+              [f"pid {second.pid}", f"pid {first.pid}"], out)
+        check(first.requests[-1]["bytes"] == 6 * MIB, first.requests[-1])
+        second.state = "inference"
+        _, out, _ = expect(["evict", "--all", "1M"], 0, env=env)
+        check(out.startswith(f"pid {first.pid}:") and len(out.splitlines()) == 1, out)
+    finally:
+        other.kill()
+        other.wait()
+
+
+def main():
+    if not os.access(NEAP, os.X_OK):
+        print(f"{NEAP} is not built")
+        sys.exit(1)
+    with tempfile.TemporaryDirectory(prefix="neap-") as folder:
+        usage()
+        models(folder)
+        instances(folder)
+    print("ok")
+
+
+if __name__ == "__main__":
+    main()
