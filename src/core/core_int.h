@@ -1,0 +1,78 @@
+/* core_int.h - what the files behind the public API share.
+ *
+ *   engine.c    options, create, free        units.c     weights and KV caches
+ *   region.c    address ranges, scratch      evict.c     evict
+ *   use.c       uses against evictions       restore.c   need, wait, restore, request marks
+ *   stat.c      counters                     endpoint.c  control socket
+ *
+ * Locks      use_lock, then the pool's lock; never the other way round. Nothing waits for a use
+ *            while it holds the pool's lock. */
+#ifndef NEAP_CORE_INT_H
+#define NEAP_CORE_INT_H
+
+#include <pthread.h>
+
+#include "pool.h"
+#include "pipeline.h"
+#include "sock.h"
+
+struct neap_region {
+    neap_engine *engine;
+    neap_region *next; /* pool's lock, as the rest but base and size */
+    char *base;
+    size_t size;
+    int kind;
+    bool may_release; /* scratch: neap_scratch_hold was called */
+    uint64_t (*held)[2];
+    size_t n_held;
+};
+
+struct neap_engine {
+    neap_pool *pool;
+    neap_pipeline *pipeline;
+    const neap_policy *policy;
+    char *program; /* constant, as the next */
+    uint64_t keep_bytes;
+    neap_listener *listener;
+
+    pthread_mutex_t use_lock; /* guards the next; see use.c */
+    pthread_cond_t use_changed;
+    uint32_t n_uses, n_computing, n_waiting_alone;
+    bool alone, evicting;
+
+    /* pool's lock */
+    neap_region *regions;
+    char model[256];
+    neap_stage stage; /* of the last plan */
+    uint64_t evictions, bytes_evicted, wait_ns;
+    uint64_t request_began_ns; /* 0: no request open */
+    uint64_t request_waited_ns;
+    uint64_t ttft_ns, restore_ns;
+    double overlap;
+};
+
+/* use.c: no use runs or begins between the two; one caller at a time. Not within a use. */
+void neap_alone_begin(neap_engine *engine, bool to_evict);
+void neap_alone_end(neap_engine *engine);
+
+/* region.c [L] */
+neap_region *neap_region_of(const neap_engine *engine, const void *addr, size_t len);
+/* Releases what no scratch region must hold. Alone. */
+uint64_t neap_scratch_release(neap_engine *engine);
+uint64_t neap_scratch_held_bytes(neap_engine *engine);
+
+/* restore.c: blocks until the unit is resident or its restore failed. Lets go of the lock. [L] */
+int neap_unit_wait(neap_engine *engine, neap_unit *unit);
+
+/* evict.c */
+typedef struct neap_totals {
+    uint64_t weights, weights_resident, weights_evictable;
+    uint64_t kv, kv_resident, kv_evictable;
+    uint64_t kv_memory, kv_storage; /* bytes of copies */
+    uint32_t n_weights, n_weights_evicted, n_kv, n_kv_evicted, n_kv_on_storage, n_lost;
+} neap_totals;
+neap_totals neap_totals_get(neap_engine *engine); /* [L] */
+
+/* endpoint.c: logs what fails. */
+void neap_endpoint_open(neap_engine *engine);
+#endif

@@ -1,0 +1,58 @@
+/* endpoint.c - the control socket of an engine. Without it the engine works all the same. */
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "core_int.h"
+#include "ctl.h"
+#include "err.h"
+#include "proc.h"
+
+static int answer_evict(neap_engine *engine, const neap_evict_request *request, char **ret_line) {
+    neap_evict_result result;
+    const int err = neap_evict(engine, request, &result);
+    return err ? err : neap_ctl_evict_format(&result, ret_line);
+}
+
+static int answer_restore(neap_engine *engine, char **ret_line) {
+    const uint64_t began_ns = neap_clock_ns();
+    uint64_t bytes;
+    const int err = neap_restore(engine, &bytes);
+    return err ? err : neap_ctl_restore_format(bytes, neap_clock_ns() - began_ns, ret_line);
+}
+
+static int answer_stat(neap_engine *engine, char **ret_line) {
+    neap_stat stat;
+    neap_stat_get(engine, &stat);
+    return neap_ctl_stat_format(neap_proc_self(), engine->program, &stat, ret_line);
+}
+
+static char *answer(const char *line, void *ctx) {
+    neap_engine *engine = ctx;
+    neap_ctl_request request;
+    char *reply = NULL;
+    int err = neap_ctl_request_parse(line, &request);
+    if (!err && request.command == NEAP_CTL_EVICT)
+        err = answer_evict(engine, &request.evict, &reply);
+    else if (!err && request.command == NEAP_CTL_RESTORE)
+        err = answer_restore(engine, &reply);
+    else if (!err)
+        err = answer_stat(engine, &reply);
+    if (err && neap_ctl_error_format(err, neap_strerror(err), &reply) != 0) return NULL;
+    return reply;
+}
+
+void neap_endpoint_open(neap_engine *engine) {
+    char path[PATH_MAX];
+    int err = neap_runtime_dir(path, sizeof path - 32);
+    if (!err) {
+        const size_t len = strlen(path);
+        snprintf(path + len, sizeof path - len, "/%d.sock", neap_proc_self());
+        err = neap_listener_create(path, answer, engine, &engine->listener);
+    }
+    if (err)
+        neap_log(NEAP_LOG_WARN, "no control socket: %s (neap ps, evict and stat will not see this)",
+                 neap_strerror(err));
+}

@@ -1,0 +1,84 @@
+/* engine.c - options in, the parts of an engine wired together. */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core_int.h"
+#include "err.h"
+#include "proc.h"
+
+static int swap_dir(const neap_options *options, char *path, size_t cap) {
+    if (options->swap_dir && options->swap_dir[0])
+        return (size_t)snprintf(path, cap, "%s", options->swap_dir) < cap ? 0 : -ENAMETOOLONG;
+    const int err = neap_cache_dir(path, cap);
+    if (err) return err;
+    if (strlen(path) + sizeof "/swap" > cap) return -ENAMETOOLONG;
+    strcat(path, "/swap");
+    return 0;
+}
+
+static int wire(neap_engine *engine, const neap_options *options) {
+    char dir[PATH_MAX];
+    const neap_codec *codec = neap_codec_find(options->codec ? options->codec : "q8");
+    engine->policy = neap_policy_find(options->policy ? options->policy : "hybrid");
+    if (!codec || !engine->policy) return NEAP_E_UNKNOWN;
+    engine->program = strdup(options->program ? options->program : "?");
+    engine->keep_bytes = options->keep_bytes;
+    if (!engine->program) return -ENOMEM;
+    int err = swap_dir(options, dir, sizeof dir);
+    if (err) return err;
+    const neap_pool_options pool_options = {
+        .codec = codec,
+        .clean_storage = engine->policy->clean_storage,
+        .poison = options->poison,
+        .swap_dir = dir,
+        .swap_limit_bytes = options->swap_limit_bytes,
+    };
+    err = neap_pool_create(&pool_options, &engine->pool);
+    if (!err) err = neap_pipeline_create(engine->pool, &engine->pipeline);
+    return err;
+}
+
+int neap_engine_create(const neap_options *options, neap_engine **ret_engine) {
+    const neap_options defaults = {0};
+    if (!options) options = &defaults;
+    neap_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) return -ENOMEM;
+    pthread_mutex_init(&engine->use_lock, NULL);
+    pthread_cond_init(&engine->use_changed, NULL);
+    const int err = wire(engine, options);
+    if (err) {
+        neap_engine_free(engine);
+        return err;
+    }
+    if (!options->no_control) neap_endpoint_open(engine);
+    *ret_engine = engine;
+    return 0;
+}
+
+void neap_engine_free(neap_engine *engine) {
+    if (!engine) return;
+    neap_listener_free(engine->listener); /* first: its threads evict and restore */
+    neap_pipeline_free(engine->pipeline);
+    if (engine->regions) neap_log(NEAP_LOG_ERROR, "engine freed before its regions");
+    neap_pool_free(engine->pool);
+    pthread_cond_destroy(&engine->use_changed);
+    pthread_mutex_destroy(&engine->use_lock);
+    free(engine->program);
+    free(engine);
+}
+
+void neap_engine_set_model(neap_engine *engine, const char *model) {
+    const char *last = strrchr(model, '/');
+    pthread_mutex_lock(&engine->pool->lock);
+    snprintf(engine->model, sizeof engine->model, "%s", last && last[1] ? last + 1 : model);
+    pthread_mutex_unlock(&engine->pool->lock);
+}
+
+void neap_check(neap_engine *engine) {
+    pthread_mutex_lock(&engine->pool->lock);
+    neap_pool_check(engine->pool, true);
+    pthread_mutex_unlock(&engine->pool->lock);
+}

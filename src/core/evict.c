@@ -1,0 +1,281 @@
+/* evict.c - gives back what was asked: scratch first, which costs nothing to have again, then the
+ * units that the policy names, until the kernel has really got so much.
+ *
+ * A plan reckons with expected sizes. When it ends short, because a chunk was coded worse or the
+ * swap file took no more, what is left is planned again without the units that could not go. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bytes.h"
+#include "clock.h"
+#include "core_int.h"
+#include "err.h"
+
+/* ---- totals ---- */
+
+static void add_kv(neap_totals *t, const neap_unit *unit, neap_unit_state state,
+                   neap_unit_bytes bytes) {
+    const bool away = state != NEAP_UNIT_RESIDENT && state != NEAP_UNIT_EVICTING;
+    if (state == NEAP_UNIT_EMPTY) return;
+    t->n_kv++;
+    t->n_kv_evicted += away;
+    t->n_lost += state == NEAP_UNIT_LOST;
+    t->kv += bytes.in_use;
+    t->kv_evictable += bytes.evictable;
+    t->kv_resident += bytes.in_use - (away ? bytes.evictable : 0);
+    size_t len = 0;
+    if (unit->stack) neap_stack_bytes(unit->stack, &len);
+    t->kv_memory += len;
+    t->kv_storage += unit->swap ? neap_swap_record_len(unit->swap) : 0;
+    t->n_kv_on_storage += away && unit->swap;
+}
+
+static void add_unit(neap_unit *unit, void *ctx) {
+    neap_totals *t = ctx;
+    const neap_unit_state state = neap_unit_state_of(unit);
+    const neap_unit_bytes bytes = neap_unit_size(unit);
+    if (unit->is_kv) {
+        add_kv(t, unit, state, bytes);
+        return;
+    }
+    const bool away = state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_RESTORING;
+    t->n_weights++;
+    t->n_weights_evicted += away;
+    t->weights += bytes.in_use;
+    t->weights_evictable += bytes.evictable;
+    t->weights_resident += bytes.in_use - (away ? bytes.evictable : 0);
+}
+
+neap_totals neap_totals_get(neap_engine *engine) {
+    neap_totals totals = {0};
+    neap_pool_each(engine->pool, add_unit, &totals);
+    return totals;
+}
+
+/* ---- the plan ---- */
+
+typedef struct eviction {
+    neap_engine *engine;
+    const neap_evict_request *request;
+    neap_evict_result result;
+    neap_worker worker;
+    uint64_t sequence;
+    uint64_t stack_before; /* committed for the stack when it began */
+    uint64_t dropped;      /* pages of units that went back */
+    neap_policy_unit *units;
+    size_t n_units, cap_units;
+    bool out_of_memory;
+} eviction;
+
+/* Of the raw bytes, what the codec is expected to leave. */
+static uint64_t expected_encoded(const neap_pool *pool, uint64_t raw) {
+    const neap_pool_counters *c = &pool->counters;
+    if (c->encoded_from_bytes == 0) return raw * 17 / 32; /* f16 by q8 */
+    return (uint64_t)((double)raw * (double)c->encoded_bytes / (double)c->encoded_from_bytes);
+}
+
+static bool weights_are_clean(const neap_unit *unit) {
+    for (size_t i = 0; i < unit->n_parts; i++)
+        if (!unit->parts[i].file && unit->parts[i].inner.len > 0 && !unit->swap) return false;
+    return true;
+}
+
+static void add_candidate(neap_unit *unit, void *ctx) {
+    eviction *e = ctx;
+    const neap_unit_state state = neap_unit_state_of(unit);
+    const bool in_memory = state == NEAP_UNIT_EVICTED && unit->stack;
+    const neap_unit_bytes bytes = neap_unit_size(unit);
+    if ((state != NEAP_UNIT_RESIDENT && !in_memory) || bytes.evictable == 0) return;
+    if (unit->passed_over == e->sequence) return;
+    if (e->request->only == NEAP_ONLY_WEIGHTS && unit->is_kv) return;
+    if (e->request->only == NEAP_ONLY_KV && !unit->is_kv) return;
+    if (e->n_units == e->cap_units) {
+        const size_t cap = 2 * e->cap_units + 256;
+        neap_policy_unit *grown = realloc(e->units, cap * sizeof *grown);
+        if (!grown) {
+            e->out_of_memory = true;
+            return;
+        }
+        e->units = grown;
+        e->cap_units = cap;
+    }
+    size_t encoded = 0;
+    if (in_memory) neap_stack_bytes(unit->stack, &encoded);
+    e->units[e->n_units++] = (neap_policy_unit){
+        .id = unit->id,
+        .is_kv = unit->is_kv,
+        .is_clean = unit->is_kv ? unit->swap != NULL : weights_are_clean(unit),
+        .in_memory = in_memory,
+        .layer = unit->layer,
+        .stream = unit->stream,
+        .chunk = unit->chunk,
+        .release_bytes = in_memory ? encoded : bytes.evictable,
+        .raw_bytes = bytes.evictable,
+        .encoded_bytes = in_memory     ? encoded
+                         : unit->is_kv ? expected_encoded(e->engine->pool, bytes.evictable)
+                                       : 0,
+    };
+}
+
+/* Steps for so many bytes more; *ret_n 0: nothing is left. malloc'd. */
+static neap_step *make_plan(eviction *e, uint64_t target, size_t *ret_n) {
+    neap_engine *engine = e->engine;
+    neap_pool *pool = engine->pool;
+    pthread_mutex_lock(&pool->lock);
+    e->n_units = 0;
+    neap_pool_each(pool, add_candidate, e);
+    const neap_totals totals = neap_totals_get(engine);
+    pthread_mutex_unlock(&pool->lock);
+
+    *ret_n = 0;
+    neap_step *steps = malloc((2 * e->n_units + 1) * sizeof *steps);
+    if (!steps) {
+        e->out_of_memory = true;
+        return NULL;
+    }
+    const neap_policy_input input = {
+        .units = e->units,
+        .n = e->n_units,
+        .target_bytes = target,
+        .memory_useful = strcmp(pool->codec->name, "none") != 0,
+        .n_weights_evicted = totals.n_weights_evicted,
+        .n_kv_on_storage = totals.n_kv_on_storage,
+    };
+    neap_stage stage = NEAP_STAGE_NONE;
+    if (e->n_units > 0) *ret_n = engine->policy->plan(&input, steps, &stage);
+    pthread_mutex_lock(&pool->lock);
+    if (*ret_n > 0) engine->stage = stage;
+    pthread_mutex_unlock(&pool->lock);
+    return steps;
+}
+
+/* ---- carrying it out ---- */
+
+static uint64_t stack_committed(const eviction *e) {
+    uint64_t live, committed;
+    neap_stack_usage(e->engine->pool->stack, &live, &committed);
+    return committed;
+}
+
+/* What the kernel has got back by now; coded copies count against it. */
+static uint64_t released(const eviction *e) {
+    const uint64_t gained = e->result.scratch_bytes + e->dropped + e->stack_before;
+    const uint64_t committed = stack_committed(e);
+    return gained > committed ? gained - committed : 0;
+}
+
+static void account(eviction *e, const neap_unit *unit, const neap_evicted *evicted) {
+    e->dropped += evicted->dropped_bytes;
+    if (!unit->is_kv)
+        e->result.weights_bytes += evicted->dropped_bytes;
+    else if (evicted->action == NEAP_ACTION_TO_MEMORY)
+        e->result.kv_memory_bytes += evicted->raw_bytes;
+    else
+        e->result.kv_storage_bytes += evicted->raw_bytes;
+}
+
+/* True when the step did something. */
+static bool run_step(eviction *e, const neap_step *step) {
+    neap_pool *pool = e->engine->pool;
+    neap_unit *unit = neap_pool_unit(pool, step->id);
+    const neap_unit_state state = neap_unit_state_of(unit);
+    const bool moves = step->action == NEAP_ACTION_MEMORY_TO_STORAGE;
+    const bool fits =
+        moves ? state == NEAP_UNIT_EVICTED && unit->stack : state == NEAP_UNIT_RESIDENT;
+    if (!fits || unit->passed_over == e->sequence) return false;
+    neap_evicted evicted;
+    const int err = neap_pool_evict(pool, unit, step->action, &e->worker, &evicted);
+    if (evicted.storage_error && !e->result.storage_error)
+        e->result.storage_error = evicted.storage_error;
+    if (err) {
+        unit->passed_over = e->sequence;
+        if (!evicted.storage_error)
+            neap_log(NEAP_LOG_WARN, "unit %u stays: %s", unit->id, neap_strerror(err));
+        return false;
+    }
+    account(e, unit, &evicted);
+    return true;
+}
+
+/* Most bytes of weights and KV that may go. */
+static uint64_t spare_bytes(neap_engine *engine) {
+    pthread_mutex_lock(&engine->pool->lock);
+    const neap_totals t = neap_totals_get(engine);
+    pthread_mutex_unlock(&engine->pool->lock);
+    const uint64_t held = t.weights_resident + t.kv_resident + t.kv_memory;
+    return held > engine->keep_bytes ? held - engine->keep_bytes : 0;
+}
+
+static void evict_units(eviction *e, uint64_t target) {
+    bool progress = true;
+    while (progress && !e->out_of_memory && released(e) < target) {
+        size_t n;
+        neap_step *steps = make_plan(e, target - released(e), &n);
+        progress = false;
+        for (size_t i = 0; i < n && released(e) < target; i++)
+            progress = run_step(e, &steps[i]) || progress;
+        free(steps);
+    }
+}
+
+/* What is evictable when all is resident. */
+static uint64_t evictable_bytes(neap_engine *engine, int only) {
+    pthread_mutex_lock(&engine->pool->lock);
+    const neap_totals t = neap_totals_get(engine);
+    const uint64_t scratch = only == NEAP_ONLY_ALL ? neap_scratch_held_bytes(engine) : 0;
+    pthread_mutex_unlock(&engine->pool->lock);
+    return scratch + (only == NEAP_ONLY_KV ? 0 : t.weights_evictable) +
+           (only == NEAP_ONLY_WEIGHTS ? 0 : t.kv_evictable);
+}
+
+static void evict_alone(eviction *e) {
+    neap_engine *engine = e->engine;
+    neap_pool *pool = engine->pool;
+    const neap_evict_request *request = e->request;
+    pthread_mutex_lock(&pool->lock);
+    neap_pipeline_quiesce(engine->pipeline);
+    e->sequence = ++pool->released_seq;
+    pthread_mutex_unlock(&pool->lock);
+
+    const uint64_t all = evictable_bytes(engine, request->only);
+    uint64_t target = request->bytes;
+    if (request->permille > 0) target = (uint64_t)((__uint128_t)all * request->permille / 1000);
+    e->result.asked_bytes = target == UINT64_MAX ? all : target;
+    e->stack_before = stack_committed(e);
+    if (request->only == NEAP_ONLY_ALL) {
+        pthread_mutex_lock(&pool->lock);
+        e->result.scratch_bytes = neap_scratch_release(engine);
+        pthread_mutex_unlock(&pool->lock);
+    }
+    const uint64_t spare = spare_bytes(engine);
+    const uint64_t most =
+        spare < UINT64_MAX - e->result.scratch_bytes ? spare + e->result.scratch_bytes : spare;
+    evict_units(e, target < most ? target : most);
+    e->result.released_bytes = released(e);
+    e->result.exhausted = e->result.released_bytes < target;
+}
+
+int neap_evict(neap_engine *engine, const neap_evict_request *request,
+               neap_evict_result *ret_result) {
+    if (request->bytes == 0 && request->permille == 0) return -EINVAL;
+    if (request->only < NEAP_ONLY_ALL || request->only > NEAP_ONLY_KV) return -EINVAL;
+    const uint64_t began_ns = neap_clock_ns();
+    eviction e = {.engine = engine, .request = request};
+    neap_alone_begin(engine, true);
+    evict_alone(&e);
+    pthread_mutex_lock(&engine->pool->lock);
+    engine->evictions++;
+    engine->bytes_evicted += e.dropped + e.result.scratch_bytes;
+#ifdef NEAP_FAULTS
+    neap_pool_check(engine->pool, false);
+#endif
+    pthread_mutex_unlock(&engine->pool->lock);
+    neap_alone_end(engine);
+    neap_worker_fini(&e.worker);
+    free(e.units);
+    e.result.duration_ns = neap_clock_ns() - began_ns;
+    if (e.out_of_memory && e.result.released_bytes == 0) return -ENOMEM;
+    *ret_result = e.result;
+    return 0;
+}

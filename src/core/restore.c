@@ -1,0 +1,262 @@
+/* restore.c - what is needed comes back: announced (need), waited for (wait), or all (restore).
+ *
+ * The overlap of a request is measured here: restore_ns is from the start of its first restore to
+ * the end of its last one, waited_ns what its threads were blocked. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "bytes.h"
+#include "clock.h"
+#include "core_int.h"
+
+static void add_wait(neap_engine *engine, uint64_t began_ns) {
+    const uint64_t waited_ns = neap_clock_ns() - began_ns;
+    engine->wait_ns += waited_ns;
+    engine->request_waited_ns += waited_ns;
+}
+
+static bool is_usable(neap_unit_state state) {
+    return state == NEAP_UNIT_RESIDENT || state == NEAP_UNIT_EMPTY;
+}
+
+/* Puts the unit in front of the queue; without threads restores it here. [L] */
+static void start(neap_engine *engine, neap_unit *unit) {
+    neap_worker worker = {0};
+    if (engine->policy->overlap) {
+        neap_pipeline_push(engine->pipeline, unit, true);
+        if (neap_pipeline_has_threads(engine->pipeline)) return;
+    }
+    (void)neap_pipeline_restore_here(engine->pipeline, unit,
+                                     &worker); /* the unit keeps the error */
+    neap_worker_fini(&worker);
+}
+
+int neap_unit_wait(neap_engine *engine, neap_unit *unit) {
+    const uint64_t began_ns = neap_clock_ns();
+    bool tried = false;
+    int err = 0;
+    while (!is_usable(neap_unit_state_of(unit))) {
+        const neap_unit_state state = neap_unit_state_of(unit);
+        const bool idle = state == NEAP_UNIT_EVICTED && !unit->queued;
+        if (state == NEAP_UNIT_LOST) {
+            err = NEAP_E_LOST;
+            break;
+        }
+        if (idle && tried) {
+            err = unit->last_error ? unit->last_error : -ECANCELED;
+            break;
+        }
+        if (state == NEAP_UNIT_EVICTED && !tried) {
+            tried = true;
+            start(engine, unit);
+            continue;
+        }
+        tried = true;
+        pthread_cond_wait(&engine->pool->changed, &engine->pool->lock);
+    }
+    add_wait(engine, began_ns);
+    return err;
+}
+
+static neap_unit *live_unit(const neap_engine *engine, neap_unit_id id) {
+    neap_unit *unit = neap_pool_unit(engine->pool, id);
+    return unit && neap_unit_state_of(unit) != NEAP_UNIT_FREE ? unit : NULL;
+}
+
+bool neap_all_resident(const neap_engine *engine) {
+    return atomic_load_explicit(&engine->pool->n_absent, memory_order_acquire) == 0;
+}
+
+bool neap_unit_resident(const neap_engine *engine, neap_unit_id id) {
+    const neap_unit *unit = neap_pool_unit(engine->pool, id);
+    return unit && is_usable(neap_unit_state_of(unit));
+}
+
+int neap_wait(neap_engine *engine, neap_unit_id id) {
+    neap_unit *unit = live_unit(engine, id);
+    if (!unit) return NEAP_E_BOUND;
+    if (is_usable(neap_unit_state_of(unit))) return 0;
+    pthread_mutex_lock(&engine->pool->lock);
+    const int err = neap_unit_wait(engine, unit);
+    pthread_mutex_unlock(&engine->pool->lock);
+    return err;
+}
+
+/* ---- sequential restoration (policies without overlap) ---- */
+
+/* Commits all pages, then loads all, on the calling thread; units keep their errors. [L] */
+static int restore_in_sequence(neap_engine *engine, const neap_unit_id *ids, size_t n) {
+    neap_pool *pool = engine->pool;
+    const uint64_t began_ns = neap_clock_ns();
+    neap_unit **claimed = malloc((n + 1) * sizeof(neap_unit *));
+    int *errs = malloc((n + 1) * sizeof *errs);
+    if (!claimed || !errs) {
+        free(claimed);
+        free(errs);
+        return -ENOMEM;
+    }
+    size_t n_claimed = 0;
+    for (size_t i = 0; i < n; i++) {
+        neap_unit *unit = neap_pool_unit(pool, ids[i]);
+        if (neap_unit_state_of(unit) != NEAP_UNIT_EVICTED) continue;
+        neap_pipeline_remove(engine->pipeline, unit);
+        neap_pool_claim(pool, unit);
+        claimed[n_claimed++] = unit;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    neap_worker worker = {0};
+    if (n_claimed > 0 && neap_reader_create(16, &worker.reader) != 0) worker.reader = NULL;
+    for (size_t i = 0; i < n_claimed; i++)
+        errs[i] = neap_pool_allocate(pool, claimed[i]);
+    for (size_t i = 0; i < n_claimed; i++) {
+        const int err = errs[i] ? errs[i] : neap_pool_load(pool, claimed[i], &worker);
+        neap_pool_finish(pool, claimed[i], err, began_ns);
+    }
+    neap_worker_fini(&worker);
+    pthread_mutex_lock(&pool->lock);
+    add_wait(engine, began_ns);
+    /* Others may be at some of them. */
+    for (size_t i = 0; i < n; i++)
+        if (neap_unit_state_of(neap_pool_unit(pool, ids[i])) == NEAP_UNIT_RESTORING)
+            (void)neap_unit_wait(engine, neap_pool_unit(pool, ids[i]));
+    free(claimed);
+    free(errs);
+    return 0;
+}
+
+int neap_need(neap_engine *engine, const neap_unit_id *units, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (!live_unit(engine, units[i])) return NEAP_E_BOUND;
+    if (neap_all_resident(engine)) return 0;
+    int err = 0;
+    pthread_mutex_lock(&engine->pool->lock);
+    if (!engine->policy->overlap)
+        err = restore_in_sequence(engine, units, n);
+    else
+        for (size_t i = 0; i < n; i++) {
+            neap_unit *unit = neap_pool_unit(engine->pool, units[i]);
+            if (neap_unit_state_of(unit) == NEAP_UNIT_EVICTED)
+                neap_pipeline_push(engine->pipeline, unit, false);
+        }
+    pthread_mutex_unlock(&engine->pool->lock);
+    return err;
+}
+
+/* ---- everything ---- */
+
+typedef struct wanted {
+    neap_pool *pool;
+    neap_unit_id *ids;
+    uint32_t *generations;
+    size_t n, cap;
+} wanted;
+
+static void add_evicted(neap_unit *unit, void *ctx) {
+    wanted *w = ctx;
+    const neap_unit_state state = neap_unit_state_of(unit);
+    if (state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_RESTORING) w->ids[w->n++] = unit->id;
+}
+
+static int in_order_of_need(const void *a, const void *b, void *ctx) {
+    const neap_unit *x = neap_pool_unit(ctx, *(const neap_unit_id *)a);
+    const neap_unit *y = neap_pool_unit(ctx, *(const neap_unit_id *)b);
+    if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
+    if (x->is_kv != y->is_kv) return x->is_kv ? 1 : -1;
+    if (x->stream != y->stream) return x->stream < y->stream ? -1 : 1;
+    if (x->chunk != y->chunk) return x->chunk < y->chunk ? -1 : 1;
+    return 0;
+}
+
+/* Everything evicted, in the order of need. [L] */
+static int list_evicted(neap_pool *pool, wanted *w) {
+    *w = (wanted){.pool = pool};
+    w->ids = malloc((pool->n_slots + 1) * sizeof *w->ids);
+    w->generations = malloc((pool->n_slots + 1) * sizeof *w->generations);
+    if (!w->ids || !w->generations) return -ENOMEM;
+    neap_pool_each(pool, add_evicted, w);
+    qsort_r(w->ids, w->n, sizeof *w->ids, in_order_of_need, pool);
+    for (size_t i = 0; i < w->n; i++)
+        w->generations[i] = neap_pool_unit(pool, w->ids[i])->generation;
+    return 0;
+}
+
+/* Waits until nobody works on the unit any more; its error. An eviction may cancel it. [L] */
+static int settle(neap_engine *engine, neap_unit *unit, uint32_t generation) {
+    neap_pool *pool = engine->pool;
+    while (unit->generation == generation &&
+           (unit->queued || neap_unit_state_of(unit) == NEAP_UNIT_RESTORING))
+        pthread_cond_wait(&pool->changed, &pool->lock);
+    if (unit->generation != generation || is_usable(neap_unit_state_of(unit))) return 0;
+    if (neap_unit_state_of(unit) == NEAP_UNIT_LOST) return NEAP_E_LOST;
+    return unit->last_error ? unit->last_error : -ECANCELED;
+}
+
+static uint64_t restored_bytes(const neap_pool *pool) {
+    return pool->counters.bytes_restored[NEAP_PATH_STORAGE] +
+           pool->counters.bytes_restored[NEAP_PATH_MEMORY];
+}
+
+int neap_restore(neap_engine *engine, uint64_t *ret_bytes) {
+    neap_pool *pool = engine->pool;
+    const bool overlap = engine->policy->overlap;
+    wanted w;
+    /* A use, so that no eviction runs; it ends before the wait, so that one may come. */
+    neap_use_begin(engine, NEAP_USE_ACCESS);
+    pthread_mutex_lock(&pool->lock);
+    const uint64_t before = restored_bytes(pool);
+    int err = list_evicted(pool, &w);
+    if (!err && overlap) {
+        for (size_t i = 0; i < w.n; i++) {
+            neap_unit *unit = neap_pool_unit(pool, w.ids[i]);
+            unit->last_error = 0;
+            if (neap_unit_state_of(unit) == NEAP_UNIT_EVICTED)
+                neap_pipeline_push(engine->pipeline, unit, false);
+        }
+        if (w.n > 0 && !neap_pipeline_has_threads(engine->pipeline)) err = -EAGAIN;
+    }
+    if (!err && !overlap) err = restore_in_sequence(engine, w.ids, w.n);
+    pthread_mutex_unlock(&pool->lock);
+    if (overlap) neap_use_end(engine, NEAP_USE_ACCESS);
+
+    pthread_mutex_lock(&pool->lock);
+    for (size_t i = 0; !err && i < w.n; i++) {
+        const int unit_err = settle(engine, neap_pool_unit(pool, w.ids[i]), w.generations[i]);
+        if (!err) err = unit_err;
+    }
+    const neap_totals totals = neap_totals_get(engine);
+    if (!err && totals.n_lost > 0) err = NEAP_E_LOST;
+    if (!err) *ret_bytes = restored_bytes(pool) - before;
+    pthread_mutex_unlock(&pool->lock);
+    if (!overlap) neap_use_end(engine, NEAP_USE_ACCESS);
+    free(w.ids);
+    free(w.generations);
+    return err;
+}
+
+/* ---- requests ---- */
+
+void neap_request_begin(neap_engine *engine, uint64_t began_ns) {
+    neap_pool *pool = engine->pool;
+    pthread_mutex_lock(&pool->lock);
+    engine->request_began_ns = began_ns ? began_ns : neap_clock_ns();
+    engine->request_waited_ns = 0;
+    pool->counters.restore_first_ns = pool->counters.restore_last_ns = 0;
+    pthread_mutex_unlock(&pool->lock);
+}
+
+void neap_request_first_token(neap_engine *engine) {
+    neap_pool *pool = engine->pool;
+    const uint64_t now_ns = neap_clock_ns();
+    pthread_mutex_lock(&pool->lock);
+    const neap_pool_counters *c = &pool->counters;
+    if (engine->request_began_ns) {
+        engine->ttft_ns = now_ns - engine->request_began_ns;
+        engine->restore_ns = c->restore_first_ns ? c->restore_last_ns - c->restore_first_ns : 0;
+        double overlap = 0;
+        if (engine->restore_ns > 0)
+            overlap = 1 - (double)engine->request_waited_ns / (double)engine->restore_ns;
+        engine->overlap = overlap < 0 ? 0 : overlap;
+        engine->request_began_ns = 0;
+    }
+    pthread_mutex_unlock(&pool->lock);
+}

@@ -1,0 +1,101 @@
+/* stat.c - the counters, without waiting for a use or an eviction. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core_int.h"
+
+static neap_state state_of(neap_engine *engine) {
+    pthread_mutex_lock(&engine->use_lock);
+    const bool evicting = engine->evicting, computing = engine->n_computing > 0;
+    pthread_mutex_unlock(&engine->use_lock);
+    pthread_mutex_lock(&engine->pool->lock);
+    const bool restoring =
+        engine->pool->n_restoring > 0 || neap_pipeline_queued(engine->pipeline) > 0;
+    pthread_mutex_unlock(&engine->pool->lock);
+    return evicting    ? NEAP_STATE_EVICTING
+           : computing ? NEAP_STATE_INFERENCE
+           : restoring ? NEAP_STATE_RESTORING
+                       : NEAP_STATE_IDLE;
+}
+
+/* Every context has one cache for a layer; layers with a sliding window have smaller ones. */
+typedef struct layer_cells {
+    int layer;
+    uint32_t n_caches;
+    uint64_t cells, used;
+} layer_cells;
+
+static void add_cache(layer_cells *layers, size_t *n, const neap_kv *kv) {
+    size_t i = 0;
+    while (i < *n && layers[i].layer != kv->layout.layer)
+        i++;
+    if (i == *n) layers[(*n)++] = (layer_cells){.layer = kv->layout.layer};
+    layers[i].n_caches++;
+    layers[i].cells += (uint64_t)kv->layout.n_cells * kv->layout.n_streams;
+    for (uint32_t stream = 0; stream < kv->layout.n_streams; stream++)
+        layers[i].used += neap_pool_kv_used(kv, stream);
+}
+
+/* [L] */
+static void count_cells(const neap_pool *pool, neap_stat *stat) {
+    size_t n_kvs = 0, n = 0;
+    for (const neap_kv *kv = pool->kvs; kv; kv = kv->next)
+        n_kvs++;
+    layer_cells *layers = malloc((n_kvs + 1) * sizeof *layers);
+    if (!layers) return;
+    for (const neap_kv *kv = pool->kvs; kv; kv = kv->next)
+        add_cache(layers, &n, kv);
+    for (size_t i = 0; i < n; i++) {
+        if (layers[i].n_caches > stat->n_contexts) stat->n_contexts = layers[i].n_caches;
+        if (layers[i].cells > stat->n_ctx) stat->n_ctx = (uint32_t)layers[i].cells;
+        if (layers[i].used > stat->tokens) stat->tokens = layers[i].used;
+    }
+    free(layers);
+}
+
+/* [L] */
+static void count_bytes(neap_engine *engine, neap_stat *stat) {
+    const neap_totals t = neap_totals_get(engine);
+    stat->weights_total = t.weights;
+    stat->weights_resident = t.weights_resident;
+    stat->kv_total = t.kv;
+    stat->kv_resident = t.kv_resident;
+    stat->kv_compressed_memory = t.kv_memory;
+    stat->kv_storage = t.kv_storage;
+    stat->units_weights = t.n_weights;
+    stat->units_weights_evicted = t.n_weights_evicted;
+    stat->units_kv = t.n_kv;
+    stat->units_kv_evicted = t.n_kv_evicted;
+    stat->lost = t.n_lost;
+    const uint64_t total = t.weights + t.kv;
+    const uint64_t held = t.weights_resident + t.kv_resident + t.kv_memory;
+    stat->released = total > held ? total - held : 0;
+    stat->stage = t.n_weights_evicted + t.n_kv_evicted > 0 ? engine->stage : NEAP_STAGE_NONE;
+    stat->scratch_resident = neap_scratch_held_bytes(engine);
+}
+
+void neap_stat_get(neap_engine *engine, neap_stat *ret_stat) {
+    neap_pool *pool = engine->pool;
+    neap_stat stat = {.state = state_of(engine)};
+    pthread_mutex_lock(&pool->lock);
+    count_cells(pool, &stat);
+    count_bytes(engine, &stat);
+    const neap_pool_counters *c = &pool->counters;
+    stat.evictions = engine->evictions;
+    stat.restores = c->restores;
+    stat.bytes_evicted = engine->bytes_evicted;
+    stat.bytes_restored_storage = c->bytes_restored[NEAP_PATH_STORAGE];
+    stat.bytes_restored_memory = c->bytes_restored[NEAP_PATH_MEMORY];
+    stat.wait_ns = engine->wait_ns;
+    stat.errors = c->errors;
+    stat.ttft_ns = engine->ttft_ns;
+    stat.restore_ns = engine->restore_ns;
+    stat.overlap = engine->overlap;
+    memcpy(stat.model, engine->model, sizeof stat.model);
+    memcpy(stat.last_error, pool->last_error, sizeof stat.last_error);
+    snprintf(stat.codec, sizeof stat.codec, "%s", pool->codec->name);
+    snprintf(stat.policy, sizeof stat.policy, "%s", engine->policy->name);
+    pthread_mutex_unlock(&pool->lock);
+    *ret_stat = stat;
+}

@@ -1,0 +1,495 @@
+/* kv_unit.c - KV chunks: where their bytes lie, coded out and in.
+ *
+ *   plane of a stream    |  chunk 0  |  chunk 1  |  chunk 2   ...
+ *   pages               |---|---|---|---|---|---|---|
+ *   inner of chunk 1             [---|---]              released; the pages at its ends stay
+ *   in use                    [......)                  cells [0, used), up to whole pages
+ *
+ * A chunk kept raw is its inner pages in use, read back in place; the bytes on the pages at its
+ * ends never left. A coded chunk is all of its rows in use. A transposed plane cannot be cut by
+ * cells: its unit is the whole stream, coded as channels of used cells. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pool_int.h"
+
+static uint32_t min_u32(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+
+/* ---- shape ---- */
+
+static uint32_t units_of_stream(const neap_kv *kv) {
+    return kv->whole_streams ? 1 : kv->n_chunks;
+}
+
+static uint32_t unit_cells(const neap_kv *kv, uint32_t chunk) {
+    const uint32_t n_cells = kv->layout.n_cells;
+    return kv->whole_streams ? n_cells
+                             : min_u32(NEAP_CHUNK_CELLS, n_cells - chunk * NEAP_CHUNK_CELLS);
+}
+
+/* All bytes of the unit in a plane. */
+static neap_span whole_of(const neap_unit *unit, size_t plane) {
+    const neap_kv_layout *layout = &unit->kv->layout;
+    const size_t row = layout->planes[plane].row_bytes;
+    const size_t first =
+        (size_t)unit->stream * layout->n_cells + (size_t)unit->chunk * NEAP_CHUNK_CELLS;
+    return (neap_span){(char *)layout->planes[plane].base + first * row,
+                       unit_cells(unit->kv, unit->chunk) * row};
+}
+
+neap_span neap_kv_unit_inner(const neap_unit *unit, size_t plane) {
+    const neap_span whole = whole_of(unit, plane);
+    return neap_span_inward(whole.addr, whole.len);
+}
+
+/* Cells that a channel of a transposed plane is coded with. */
+static uint32_t coded_cells(const neap_unit *unit) {
+    return min_u32(NEAP_ROUND_UP(unit->used, NEAP_CHUNK_CELLS), unit->kv->layout.n_cells);
+}
+
+static bool is_transposed(const neap_unit *unit, size_t plane) {
+    return unit->kv->layout.planes[plane].transposed;
+}
+
+/* The inner pages that hold cells in use; of a transposed plane, all inner pages. */
+static neap_span inner_in_use(const neap_unit *unit, size_t plane) {
+    neap_span inner = neap_kv_unit_inner(unit, plane);
+    if (inner.len == 0 || is_transposed(unit, plane)) return inner;
+    const neap_span whole = whole_of(unit, plane);
+    const size_t page = neap_vm_page();
+    const size_t skipped = (size_t)(inner.addr - whole.addr);
+    const size_t used = unit->used * unit->kv->layout.planes[plane].row_bytes;
+    const size_t len = used > skipped ? NEAP_ROUND_UP(used - skipped, page) : 0;
+    if (len < inner.len) inner.len = len;
+    return inner;
+}
+
+/* A transposed plane touches some pages of every channel. */
+static uint64_t touched_bytes(const neap_unit *unit, size_t plane) {
+    const neap_kv_plane *p = &unit->kv->layout.planes[plane];
+    const size_t elem = p->row_bytes / p->row_elems, page = neap_vm_page();
+    const size_t channel = unit->kv->layout.n_cells * elem;
+    const size_t used = NEAP_ROUND_UP(coded_cells(unit) * elem, page);
+    return used >= channel ? (uint64_t)channel * p->row_elems : (uint64_t)used * p->row_elems;
+}
+
+neap_unit_bytes neap_kv_unit_size(const neap_unit *unit) {
+    neap_unit_bytes bytes = {0, 0};
+    const size_t page = neap_vm_page();
+    for (size_t i = 0; unit->used > 0 && i < unit->kv->layout.n_planes; i++) {
+        const neap_span whole = whole_of(unit, i), inner = inner_in_use(unit, i);
+        uint64_t in_use, evictable;
+        if (is_transposed(unit, i)) {
+            in_use = touched_bytes(unit, i);
+            evictable = in_use < inner.len ? in_use : inner.len;
+        } else {
+            const size_t exact = unit->used * unit->kv->layout.planes[i].row_bytes;
+            in_use = NEAP_ROUND_UP((uintptr_t)whole.addr % page + exact, page) -
+                     (uintptr_t)whole.addr % page;
+            if (in_use > whole.len) in_use = whole.len;
+            evictable = inner.len;
+        }
+        bytes.in_use += in_use;
+        bytes.evictable += evictable;
+    }
+    return bytes;
+}
+
+static neap_codec_chunk codec_chunk(const neap_unit *unit) {
+    neap_codec_chunk chunk = {.n_planes = unit->kv->layout.n_planes};
+    for (size_t i = 0; i < chunk.n_planes; i++) {
+        const neap_kv_plane *p = &unit->kv->layout.planes[i];
+        neap_codec_plane *plane = &chunk.planes[i];
+        plane->data = whole_of(unit, i).addr;
+        plane->type = p->type;
+        if (p->transposed) {
+            const size_t elem = p->row_bytes / p->row_elems;
+            plane->n_rows = p->row_elems;
+            plane->row_elems = coded_cells(unit);
+            plane->row_bytes = plane->row_elems * elem;
+            plane->row_stride = unit->kv->layout.n_cells * elem;
+        } else {
+            plane->n_rows = unit->used;
+            plane->row_elems = p->row_elems;
+            plane->row_bytes = plane->row_stride = p->row_bytes;
+        }
+    }
+    return chunk;
+}
+
+static size_t raw_parts(const neap_unit *unit, struct iovec parts[2]) {
+    size_t n = 0;
+    for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
+        const neap_span span = inner_in_use(unit, i);
+        if (span.len > 0) parts[n++] = (struct iovec){span.addr, span.len};
+    }
+    return n;
+}
+
+/* ---- adding, removing ---- */
+
+static int make_units(neap_pool *pool, neap_kv *kv) {
+    const uint32_t n = kv->layout.n_streams * units_of_stream(kv);
+    kv->units = malloc(n * sizeof *kv->units);
+    if (!kv->units) return -ENOMEM;
+    for (uint32_t i = 0; i < n; i++) {
+        neap_unit *unit = neap_unit_new(pool);
+        if (!unit) {
+            while (i-- > 0)
+                neap_unit_delete(pool, neap_pool_unit(pool, kv->units[i]));
+            free(kv->units);
+            kv->units = NULL;
+            return -ENOMEM;
+        }
+        unit->is_kv = true;
+        unit->kv = kv;
+        unit->layer = kv->layout.layer;
+        unit->stream = i / units_of_stream(kv);
+        unit->chunk = i % units_of_stream(kv);
+        kv->units[i] = unit->id;
+    }
+    return 0;
+}
+
+static void set_layout(neap_kv *kv, const neap_kv_layout *layout) {
+    kv->layout = *layout;
+    kv->n_chunks = (layout->n_cells + NEAP_CHUNK_CELLS - 1) / NEAP_CHUNK_CELLS;
+    kv->whole_streams = false;
+    for (size_t i = 0; i < layout->n_planes; i++)
+        kv->whole_streams = kv->whole_streams || layout->planes[i].transposed;
+}
+
+int neap_pool_add_kv(neap_pool *pool, const void *region, const neap_kv_layout *layout,
+                     neap_kv **ret_kv) {
+    neap_kv *kv = calloc(1, sizeof *kv);
+    if (!kv) return -ENOMEM;
+    kv->pool = pool;
+    kv->region = region;
+    set_layout(kv, layout);
+    pthread_mutex_lock(&pool->lock);
+    const int err = make_units(pool, kv);
+    if (!err) {
+        kv->next = pool->kvs;
+        pool->kvs = kv;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    if (err)
+        free(kv);
+    else
+        *ret_kv = kv;
+    return err;
+}
+
+static void delete_units(neap_pool *pool, neap_kv *kv) {
+    const uint32_t n = kv->layout.n_streams * units_of_stream(kv);
+    for (uint32_t i = 0; kv->units && i < n; i++)
+        neap_unit_delete(pool, neap_pool_unit(pool, kv->units[i]));
+    free(kv->units);
+    kv->units = NULL;
+}
+
+int neap_pool_relayout(neap_kv *kv, const neap_kv_layout *layout) {
+    neap_pool *pool = kv->pool;
+    int err = 0;
+    pthread_mutex_lock(&pool->lock);
+    for (uint32_t stream = 0; stream < kv->layout.n_streams && !err; stream++)
+        if (neap_pool_kv_used(kv, stream) > 0) err = -EBUSY;
+    if (!err) {
+        neap_kv fresh = *kv;
+        fresh.units = NULL;
+        set_layout(&fresh, layout);
+        err = make_units(pool, &fresh);
+        if (!err) {
+            delete_units(pool, kv);
+            *kv = fresh;
+            for (uint32_t i = 0; i < kv->layout.n_streams * units_of_stream(kv); i++)
+                neap_pool_unit(pool, kv->units[i])->kv = kv;
+        }
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return err;
+}
+
+typedef struct removal {
+    neap_pool *pool;
+    neap_span addresses;
+} removal;
+
+static void remove_weights_in(neap_unit *unit, void *ctx) {
+    const removal *r = ctx;
+    bool touches = false;
+    for (size_t i = 0; i < unit->n_parts; i++)
+        touches =
+            touches || (unit->parts[i].whole.addr < r->addresses.addr + r->addresses.len &&
+                        unit->parts[i].whole.addr + unit->parts[i].whole.len > r->addresses.addr);
+    if (touches) neap_unit_delete(r->pool, unit);
+}
+
+void neap_pool_remove_region(neap_pool *pool, const void *region, neap_span addresses) {
+    pthread_mutex_lock(&pool->lock);
+    removal r = {pool, addresses};
+    neap_pool_each(pool, remove_weights_in, &r);
+    for (neap_kv **at = &pool->kvs; *at;) {
+        neap_kv *kv = *at;
+        if (kv->region != region) {
+            at = &kv->next;
+            continue;
+        }
+        *at = kv->next;
+        delete_units(pool, kv);
+        free(kv);
+    }
+    pthread_mutex_unlock(&pool->lock);
+}
+
+uint32_t neap_pool_kv_used(const neap_kv *kv, uint32_t stream) {
+    const uint32_t n = units_of_stream(kv);
+    for (uint32_t i = n; i-- > 0;) {
+        const neap_unit *unit = neap_pool_unit(kv->pool, kv->units[stream * n + i]);
+        if (unit->used > 0) return i * NEAP_CHUNK_CELLS + unit->used;
+    }
+    return 0;
+}
+
+/* ---- eviction ---- */
+
+static int release(neap_pool *pool, const neap_unit *unit, uint64_t *inout_dropped) {
+    size_t n_dropped = 0;
+    for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
+        const neap_span inner = neap_kv_unit_inner(unit, i);
+        const int err = neap_span_drop(pool, inner, inout_dropped);
+        if (err && n_dropped == 0) return err; /* nothing happened yet */
+        n_dropped += inner.len > 0;
+    }
+    for (size_t i = 0; i < unit->kv->layout.n_planes; i++)
+        neap_span_seal(pool, neap_kv_unit_inner(unit, i));
+    return 0;
+}
+
+void neap_kv_unit_release(neap_pool *pool, neap_unit *unit) {
+    uint64_t dropped = 0;
+    for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
+        (void)neap_span_drop(pool, neap_kv_unit_inner(unit, i), &dropped);
+        neap_span_seal(pool, neap_kv_unit_inner(unit, i));
+    }
+}
+
+static void set_copy(neap_pool *pool, neap_unit *unit, neap_swap_record *swap,
+                     neap_stack_record *stack, const neap_codec *coded) {
+    pthread_mutex_lock(&pool->lock);
+    unit->swap = swap;
+    unit->stack = stack;
+    unit->coded = coded;
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* Codes the unit onto the stack. NEAP_E_BOUND: that would not save anything. */
+static int copy_to_memory(neap_pool *pool, neap_unit *unit) {
+    const neap_codec_chunk chunk = codec_chunk(unit);
+    const size_t cap = pool->codec->bound(&chunk);
+    neap_stack_record *record;
+    void *bytes;
+    size_t len = 0;
+    int err = neap_stack_push(pool->stack, cap, &record, &bytes);
+    if (err) return err;
+    err = pool->codec->encode(&chunk, bytes, cap, &len);
+    if (!err && len >= neap_kv_unit_size(unit).evictable) err = NEAP_E_BOUND;
+    if (err) {
+        neap_stack_drop(pool->stack, record);
+        return err;
+    }
+    neap_stack_trim(pool->stack, record, len);
+    set_copy(pool, unit, NULL, record, pool->codec);
+    pthread_mutex_lock(&pool->lock);
+    pool->counters.encoded_bytes += len;
+    pool->counters.encoded_from_bytes += neap_codec_raw_bytes(&chunk);
+    pthread_mutex_unlock(&pool->lock);
+    return 0;
+}
+
+/* The codec for a copy on storage; NULL: raw. */
+static const neap_codec *storage_codec(const neap_pool *pool, const neap_unit *unit) {
+    return pool->storage_codec       ? pool->storage_codec
+           : unit->kv->whole_streams ? neap_codec_find("none")
+                                     : NULL;
+}
+
+static int copy_to_storage(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
+    const neap_codec *codec = storage_codec(pool, unit);
+    neap_swap_record *record;
+    struct iovec parts[2];
+    size_t n;
+    int err = 0;
+    if (codec) {
+        const neap_codec_chunk chunk = codec_chunk(unit);
+        const size_t cap = codec->bound(&chunk);
+        size_t len;
+        void *bytes = neap_worker_bounce(worker, cap);
+        if (!bytes) return -ENOMEM;
+        err = codec->encode(&chunk, bytes, cap, &len);
+        parts[0] = (struct iovec){bytes, len};
+        n = 1;
+    } else {
+        n = raw_parts(unit, parts);
+    }
+    if (!err) err = neap_swapfile_put(pool->swapfile, parts, n, &record);
+    if (!err) set_copy(pool, unit, record, NULL, codec);
+    return err;
+}
+
+static int move_to_storage(neap_pool *pool, neap_unit *unit) {
+    size_t len;
+    const void *bytes = neap_stack_bytes(unit->stack, &len);
+    neap_swap_record *record;
+    const struct iovec part = {(void *)(uintptr_t)bytes, len};
+    const int err = neap_swapfile_put(pool->swapfile, &part, 1, &record);
+    if (err) return err;
+    neap_stack_record *from = unit->stack;
+    set_copy(pool, unit, record, NULL, unit->coded);
+    neap_stack_drop(pool->stack, from);
+    return 0;
+}
+
+/* Makes a copy where the action says; where that cannot be, in the other place. */
+static int secure_copy(neap_pool *pool, neap_unit *unit, neap_action action, neap_worker *worker,
+                       neap_evicted *evicted) {
+    const bool codes = strcmp(pool->codec->name, "none") != 0;
+    int err = NEAP_E_BOUND;
+    if (action == NEAP_ACTION_TO_MEMORY && codes) {
+        evicted->action = NEAP_ACTION_TO_MEMORY;
+        if ((err = copy_to_memory(pool, unit)) == 0) return 0;
+    }
+    evicted->action = NEAP_ACTION_TO_STORAGE;
+    const int storage_err = copy_to_storage(pool, unit, worker);
+    if (!storage_err) return 0;
+    evicted->storage_error = storage_err;
+    if (action == NEAP_ACTION_TO_STORAGE && codes) {
+        evicted->action = NEAP_ACTION_TO_MEMORY;
+        if (copy_to_memory(pool, unit) == 0) return 0;
+    }
+    return storage_err;
+}
+
+int neap_kv_unit_evict(neap_pool *pool, neap_unit *unit, neap_action action, neap_worker *worker,
+                       neap_evicted *ret_evicted) {
+    const neap_codec_chunk chunk = codec_chunk(unit);
+    ret_evicted->raw_bytes = neap_codec_raw_bytes(&chunk);
+    if (unit->stack) { /* already evicted */
+        ret_evicted->action = NEAP_ACTION_MEMORY_TO_STORAGE;
+        return ret_evicted->storage_error = move_to_storage(pool, unit);
+    }
+    const bool is_clean = unit->swap != NULL;
+    ret_evicted->action = NEAP_ACTION_DROP;
+    int err = is_clean ? 0 : secure_copy(pool, unit, action, worker, ret_evicted);
+    if (err) return err;
+    err = release(pool, unit, &ret_evicted->dropped_bytes);
+    if (err && unit->stack) { /* resident units have no copy in memory */
+        neap_stack_record *record = unit->stack;
+        set_copy(pool, unit, NULL, NULL, NULL);
+        neap_stack_drop(pool->stack, record);
+    }
+    return err;
+}
+
+/* ---- restoration ---- */
+
+int neap_kv_unit_open(neap_pool *pool, neap_unit *unit) {
+    for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
+        const int err = neap_span_open(pool, neap_kv_unit_inner(unit, i));
+        if (err) return err;
+    }
+    return 0;
+}
+
+int neap_kv_unit_allocate(neap_pool *pool, neap_unit *unit) {
+    int err = neap_kv_unit_open(pool, unit);
+    for (size_t i = 0; i < unit->kv->layout.n_planes && !err; i++) {
+        const neap_span span = inner_in_use(unit, i);
+        /* Channels of a partly used stream are far apart: their pages come as they are decoded. */
+        const bool sparse = is_transposed(unit, i) && coded_cells(unit) < unit->kv->layout.n_cells;
+        if (!sparse && span.len > 0) err = neap_vm_populate(span.addr, span.len);
+    }
+    return err;
+}
+
+static int load_coded(neap_pool *pool, const neap_unit *unit, neap_worker *worker) {
+    const neap_codec_chunk chunk = codec_chunk(unit);
+    size_t len;
+    const void *bytes;
+    if (unit->stack) {
+        bytes = neap_stack_bytes(unit->stack, &len);
+    } else {
+        len = neap_swap_record_len(unit->swap);
+        void *bounce = neap_worker_bounce(worker, len);
+        if (!bounce) return -ENOMEM;
+        const struct iovec part = {bounce, len};
+        const int err = neap_swapfile_get(pool->swapfile, unit->swap, &part, 1, worker->reader);
+        if (err) return err;
+        bytes = bounce;
+    }
+    return unit->coded->decode(bytes, len, &chunk);
+}
+
+int neap_kv_unit_load(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
+    if (unit->coded) return load_coded(pool, unit, worker);
+    struct iovec parts[2];
+    const size_t n = raw_parts(unit, parts);
+    return neap_swapfile_get(pool->swapfile, unit->swap, parts, n, worker->reader);
+}
+
+/* ---- clearing ---- */
+
+/* Zeroes the part of a span that lies on pages shared with others. */
+static void zero_edges(neap_span whole) {
+    const neap_span inner = neap_span_inward(whole.addr, whole.len);
+    if (inner.len == 0) {
+        memset(whole.addr, 0, whole.len);
+        return;
+    }
+    memset(whole.addr, 0, (size_t)(inner.addr - whole.addr));
+    memset(inner.addr + inner.len, 0, (size_t)(whole.addr + whole.len - (inner.addr + inner.len)));
+}
+
+void neap_kv_unit_zero_edges(const neap_unit *unit) {
+    for (size_t i = 0; i < unit->kv->layout.n_planes; i++)
+        zero_edges(whole_of(unit, i));
+}
+
+typedef struct plane_spans {
+    neap_span whole, inner;
+} plane_spans;
+
+/* A plane with all of its streams. */
+static plane_spans plane_span_of(const neap_kv_layout *layout, size_t plane) {
+    const size_t n_rows = (size_t)layout->n_streams * layout->n_cells;
+    const neap_span whole = {layout->planes[plane].base, n_rows * layout->planes[plane].row_bytes};
+    return (plane_spans){whole, neap_span_inward(whole.addr, whole.len)};
+}
+
+int neap_pool_clear(neap_kv *kv) {
+    neap_pool *pool = kv->pool;
+    const neap_kv_layout *layout = &kv->layout;
+    for (size_t i = 0; i < layout->n_planes; i++) {
+        const plane_spans span = plane_span_of(layout, i);
+        const int err = neap_span_open(pool, span.inner);
+        if (err) return err;
+    }
+    for (size_t i = 0; i < layout->n_planes; i++) {
+        const plane_spans span = plane_span_of(layout, i);
+        if (neap_vm_drop(span.inner.addr, span.inner.len) != 0)
+            memset(span.inner.addr, 0, span.inner.len);
+        zero_edges(span.whole);
+    }
+    for (uint32_t i = 0; i < layout->n_streams * units_of_stream(kv); i++) {
+        neap_unit *unit = neap_pool_unit(pool, kv->units[i]);
+        neap_unit_forget_copies(pool, unit);
+        unit->used = 0;
+        unit->last_error = 0;
+        if (neap_unit_state_of(unit) != NEAP_UNIT_EMPTY)
+            neap_unit_move(pool, unit, NEAP_UNIT_EMPTY);
+    }
+    return 0;
+}

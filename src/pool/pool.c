@@ -1,0 +1,451 @@
+/* pool.c - the table of units and its state machine.
+ *
+ *                      first write                        evictor claims
+ *   FREE --add--> EMPTY ----------> RESIDENT <---------------------------> EVICTING
+ *                   ^  ^                ^  ^        could not be stored       |
+ *             clear |  |    overwritten |  | restored                         | copied, released
+ *                   |  +----- LOST -----+  |                                  v
+ *                   |          ^ damaged   +------- RESTORING <-claim--- EVICTED
+ *                   +----------|------- any state -----+  |  failed, try again  ^
+ *                              +--------------------------+---------------------+
+ *
+ * Who moves a unit: an evictor (core/evict.c; one at a time, no use active, nothing RESTORING), a
+ * restoring thread (sched), a writer within a use (core/kv.c). A weight unit is never EMPTY or
+ * LOST.
+ *
+ * Invariants
+ *  1 n_absent counts the units EVICTING, EVICTED, RESTORING or LOST; when it is 0 every byte of
+ *    every unit may be read. It is raised before and lowered after the bytes are unreadable.
+ *  2 A unit stands in a queue only while EVICTED.
+ *  3 An EMPTY unit has no cells in use and no copy; a KV unit in any other state has cells in use.
+ *  4 An EVICTED or RESTORING KV unit has exactly one copy: on the stack or in the swap file.
+ *  5 A RESIDENT unit has no copy on the stack; one in the swap file equals its bytes (after the
+ *    codec's rounding).
+ *  6 An EVICTED or RESTORING weight unit with a part that has no file has a swap record or is to be
+ *    rebuilt.
+ *  7 Spans are whole pages, lie in one unit only, and hold no page while their unit is EVICTED or
+ *    LOST. The page in which two units meet belongs to neither and stays.
+ *  8 n_restoring counts the units RESTORING.
+ *
+ * Threading. One lock for the table: what happens under it is short, transfers run outside, owned
+ * by whoever put the unit into EVICTING or RESTORING. States are read without the lock; a reader
+ * that sees RESIDENT (acquire) sees the bytes that were restored before it was stored (release). */
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "pool_int.h"
+
+/* ---- life ---- */
+
+int neap_pool_create(const neap_pool_options *options, neap_pool **ret_pool) {
+    neap_pool *pool = calloc(1, sizeof *pool);
+    if (!pool) return -ENOMEM;
+    pool->codec = options->codec;
+    pool->poison = options->poison;
+    const bool codes = strcmp(options->codec->name, "none") != 0;
+    pool->storage_codec = codes && !options->clean_storage ? options->codec : NULL;
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->changed, NULL);
+    int err = neap_stack_create(&pool->stack);
+    if (!err)
+        err = neap_swapfile_create(options->swap_dir, options->swap_limit_bytes, &pool->swapfile);
+    if (err) {
+        neap_pool_free(pool);
+        return err;
+    }
+    *ret_pool = pool;
+    return 0;
+}
+
+static void free_unit_memory(neap_unit *unit, void *ctx) {
+    (void)ctx;
+    free(unit->parts);
+}
+
+void neap_pool_free(neap_pool *pool) {
+    if (!pool) return;
+    neap_pool_each(pool, free_unit_memory, NULL);
+    while (pool->kvs) {
+        neap_kv *kv = pool->kvs;
+        pool->kvs = kv->next;
+        free(kv->units);
+        free(kv);
+    }
+    neap_weight_unit_free_files(pool);
+    for (uint32_t i = 0; i < NEAP_POOL_BLOCKS; i++)
+        free(atomic_load_explicit(&pool->blocks[i], memory_order_relaxed));
+    neap_swapfile_free(pool->swapfile);
+    neap_stack_free(pool->stack);
+    pthread_cond_destroy(&pool->changed);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool);
+}
+
+neap_unit *neap_pool_unit(const neap_pool *pool, neap_unit_id id) {
+    if (id / NEAP_POOL_BLOCK >= NEAP_POOL_BLOCKS) return NULL;
+    neap_unit *block =
+        atomic_load_explicit(&pool->blocks[id / NEAP_POOL_BLOCK], memory_order_acquire);
+    return block ? &block[id % NEAP_POOL_BLOCK] : NULL;
+}
+
+void neap_pool_each(neap_pool *pool, void (*visit)(neap_unit *unit, void *ctx), void *ctx) {
+    for (uint32_t i = 0; i < pool->n_slots; i++) {
+        neap_unit *unit = neap_pool_unit(pool, i);
+        if (neap_unit_state_of(unit) != NEAP_UNIT_FREE) visit(unit, ctx);
+    }
+}
+
+/* ---- slots ---- */
+
+neap_unit *neap_unit_new(neap_pool *pool) {
+    neap_unit *unit = pool->free_units;
+    if (unit) {
+        pool->free_units = unit->next;
+    } else {
+        const uint32_t id = pool->n_slots, at = id / NEAP_POOL_BLOCK;
+        if (at >= NEAP_POOL_BLOCKS) return NULL;
+        if (id % NEAP_POOL_BLOCK == 0) {
+            neap_unit *block = calloc(NEAP_POOL_BLOCK, sizeof *block);
+            if (!block) return NULL;
+            atomic_store_explicit(&pool->blocks[at], block, memory_order_release);
+        }
+        pool->n_slots++;
+        unit = neap_pool_unit(pool, id);
+        unit->id = id;
+    }
+    unit->next = unit->prev = NULL;
+    unit->generation++;
+    neap_unit_move(pool, unit, NEAP_UNIT_EMPTY);
+    return unit;
+}
+
+void neap_unit_delete(neap_pool *pool, neap_unit *unit) {
+    assert(!unit->queued);
+    neap_unit_forget_copies(pool, unit);
+    neap_weight_unit_unref(pool, unit);
+    free(unit->parts);
+    neap_unit_move(pool, unit, NEAP_UNIT_FREE);
+    unit->parts = NULL;
+    unit->n_parts = 0;
+    unit->to_rebuild = unit->is_kv = false;
+    unit->kv = NULL;
+    unit->used = 0;
+    unit->last_error = 0;
+    unit->passed_over = 0;
+    unit->next = pool->free_units;
+    pool->free_units = unit;
+}
+
+void neap_unit_forget_copies(neap_pool *pool, neap_unit *unit) {
+    if (unit->stack) neap_stack_drop(pool->stack, unit->stack);
+    if (unit->swap) neap_swapfile_drop(pool->swapfile, unit->swap);
+    unit->stack = NULL;
+    unit->swap = NULL;
+    unit->coded = NULL;
+}
+
+/* ---- states ---- */
+
+static bool is_absent(neap_unit_state state) {
+    return state == NEAP_UNIT_EVICTING || state == NEAP_UNIT_EVICTED ||
+           state == NEAP_UNIT_RESTORING || state == NEAP_UNIT_LOST;
+}
+
+static bool is_legal(neap_unit_state from, neap_unit_state to) {
+    static const unsigned legal[] = {
+        [NEAP_UNIT_FREE] = 1u << NEAP_UNIT_EMPTY,
+        [NEAP_UNIT_EMPTY] = 1u << NEAP_UNIT_RESIDENT | 1u << NEAP_UNIT_FREE,
+        [NEAP_UNIT_RESIDENT] =
+            1u << NEAP_UNIT_EVICTING | 1u << NEAP_UNIT_EMPTY | 1u << NEAP_UNIT_FREE,
+        [NEAP_UNIT_EVICTING] = 1u << NEAP_UNIT_RESIDENT | 1u << NEAP_UNIT_EVICTED,
+        [NEAP_UNIT_EVICTED] = 1u << NEAP_UNIT_RESTORING | 1u << NEAP_UNIT_RESIDENT |
+                              1u << NEAP_UNIT_EMPTY | 1u << NEAP_UNIT_FREE |
+                              1u << NEAP_UNIT_EVICTING,
+        [NEAP_UNIT_RESTORING] =
+            1u << NEAP_UNIT_RESIDENT | 1u << NEAP_UNIT_EVICTED | 1u << NEAP_UNIT_LOST,
+        [NEAP_UNIT_LOST] = 1u << NEAP_UNIT_RESIDENT | 1u << NEAP_UNIT_EMPTY | 1u << NEAP_UNIT_FREE,
+    };
+    return (legal[from] >> to & 1u) != 0;
+}
+
+void neap_unit_move(neap_pool *pool, neap_unit *unit, neap_unit_state to) {
+    const neap_unit_state from = neap_unit_state_of(unit);
+    assert(is_legal(from, to));
+    const bool was_absent = is_absent(from), becomes_absent = is_absent(to);
+    if (!was_absent && becomes_absent)
+        atomic_fetch_add_explicit(&pool->n_absent, 1, memory_order_acq_rel);
+    pool->n_restoring += to == NEAP_UNIT_RESTORING;
+    pool->n_restoring -= from == NEAP_UNIT_RESTORING;
+    atomic_store_explicit(&unit->state, (int)to, memory_order_release);
+    /* The chain of these subtractions is one release sequence: who reads 0 sees every restore. */
+    if (was_absent && !becomes_absent)
+        atomic_fetch_sub_explicit(&pool->n_absent, 1, memory_order_acq_rel);
+}
+
+void neap_pool_note_error(neap_pool *pool, const neap_unit *unit, int err) {
+    pool->counters.errors++;
+    if (unit->is_kv)
+        snprintf(pool->last_error, sizeof pool->last_error,
+                 "KV of layer %d, stream %u, cells %u..: %s", unit->layer, unit->stream,
+                 unit->chunk * NEAP_CHUNK_CELLS, neap_strerror(err));
+    else
+        snprintf(pool->last_error, sizeof pool->last_error, "weights of layer %d: %s", unit->layer,
+                 neap_strerror(err));
+    neap_log(NEAP_LOG_ERROR, "%s", pool->last_error);
+}
+
+/* ---- spans ---- */
+
+neap_span neap_span_inward(void *addr, size_t len) {
+    const uintptr_t page = neap_vm_page();
+    const uintptr_t begin = NEAP_ROUND_UP((uintptr_t)addr, page);
+    const uintptr_t end = NEAP_ROUND_DOWN((uintptr_t)addr + len, page);
+    return (neap_span){(char *)addr + (begin - (uintptr_t)addr), end > begin ? end - begin : 0};
+}
+
+int neap_span_drop(const neap_pool *pool, neap_span span, uint64_t *inout_dropped) {
+    (void)pool;
+    if (span.len == 0) return 0;
+    uint64_t held = span.len;
+    if (neap_vm_held(span.addr, span.len, &held) != 0) held = span.len;
+    const int err = neap_vm_drop(span.addr, span.len);
+    if (!err) *inout_dropped += held;
+    return err;
+}
+
+/* Poison is an aid to debugging: where the kernel refuses it nothing is wrong. */
+void neap_span_seal(const neap_pool *pool, neap_span span) {
+    if (pool->poison && span.len > 0) (void)neap_vm_protect(span.addr, span.len, false);
+}
+
+int neap_span_open(const neap_pool *pool, neap_span span) {
+    return pool->poison && span.len > 0 ? neap_vm_protect(span.addr, span.len, true) : 0;
+}
+
+/* ---- workers ---- */
+
+void *neap_worker_bounce(neap_worker *worker, size_t len) {
+    if (len > worker->bounce_cap) {
+        neap_worker_trim(worker);
+        len = NEAP_ROUND_UP(len, (size_t)1 << 20);
+        if (neap_vm_reserve(len, neap_vm_page(), &worker->bounce) != 0) return NULL;
+        worker->bounce_cap = len;
+    }
+    return worker->bounce;
+}
+
+void neap_worker_trim(neap_worker *worker) {
+    if (worker->bounce) neap_vm_unmap(worker->bounce, worker->bounce_cap);
+    worker->bounce = NULL;
+    worker->bounce_cap = 0;
+}
+
+void neap_worker_fini(neap_worker *worker) {
+    neap_worker_trim(worker);
+    neap_reader_free(worker->reader);
+    worker->reader = NULL;
+}
+
+/* ---- transitions ---- */
+
+neap_unit_bytes neap_unit_size(const neap_unit *unit) {
+    if (unit->is_kv) return neap_kv_unit_size(unit);
+    neap_unit_bytes bytes = {0, 0};
+    for (size_t i = 0; i < unit->n_parts; i++) {
+        bytes.in_use += unit->parts[i].whole.len;
+        bytes.evictable += unit->parts[i].inner.len;
+    }
+    return bytes;
+}
+
+int neap_pool_evict(neap_pool *pool, neap_unit *unit, neap_action action, neap_worker *worker,
+                    neap_evicted *ret_evicted) {
+    *ret_evicted = (neap_evicted){.action = action};
+    pthread_mutex_lock(&pool->lock);
+    const bool was_evicted = neap_unit_state_of(unit) == NEAP_UNIT_EVICTED;
+    neap_unit_move(pool, unit, NEAP_UNIT_EVICTING);
+    pthread_mutex_unlock(&pool->lock);
+
+    const int err = unit->is_kv ? neap_kv_unit_evict(pool, unit, action, worker, ret_evicted)
+                                : neap_weight_unit_evict(pool, unit, ret_evicted);
+
+    pthread_mutex_lock(&pool->lock);
+    neap_unit_move(pool, unit, err && !was_evicted ? NEAP_UNIT_RESIDENT : NEAP_UNIT_EVICTED);
+    pthread_mutex_unlock(&pool->lock);
+    return err;
+}
+
+void neap_pool_claim(neap_pool *pool, neap_unit *unit) {
+    assert(!unit->queued);
+    neap_unit_move(pool, unit, NEAP_UNIT_RESTORING);
+}
+
+neap_path neap_unit_path(const neap_unit *unit) {
+    return unit->stack ? NEAP_PATH_MEMORY : NEAP_PATH_STORAGE;
+}
+
+int neap_pool_allocate(neap_pool *pool, neap_unit *unit) {
+    return unit->is_kv ? neap_kv_unit_allocate(pool, unit) : neap_weight_unit_allocate(pool, unit);
+}
+
+int neap_pool_load(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
+    return unit->is_kv ? neap_kv_unit_load(pool, unit, worker)
+                       : neap_weight_unit_load(pool, unit, worker);
+}
+
+/* A damaged copy of cells cannot be had again; every other failure may pass. */
+static bool is_loss(const neap_unit *unit, int err) {
+    return unit->is_kv && err == NEAP_E_CORRUPT;
+}
+
+void neap_pool_finish(neap_pool *pool, neap_unit *unit, int err, uint64_t began_ns) {
+    if (err && unit->is_kv) neap_kv_unit_release(pool, unit);
+    if (err && !unit->is_kv) neap_weight_unit_release(pool, unit);
+
+    pthread_mutex_lock(&pool->lock);
+    neap_pool_counters *counters = &pool->counters;
+    if (!counters->restore_first_ns || began_ns < counters->restore_first_ns)
+        counters->restore_first_ns = began_ns;
+    counters->restore_last_ns = neap_clock_ns();
+    unit->last_error = err;
+    if (err) {
+        if (is_loss(unit, err)) neap_unit_forget_copies(pool, unit);
+        neap_pool_note_error(pool, unit, err);
+        neap_unit_move(pool, unit, is_loss(unit, err) ? NEAP_UNIT_LOST : NEAP_UNIT_EVICTED);
+    } else {
+        counters->restores++;
+        counters->bytes_restored[neap_unit_path(unit)] += neap_unit_size(unit).evictable;
+        unit->to_rebuild = false;
+        /* A copy in memory would take what the eviction gave; one on storage makes the unit clean.
+         */
+        if (unit->stack) neap_unit_forget_copies(pool, unit);
+        neap_unit_move(pool, unit, NEAP_UNIT_RESIDENT);
+    }
+    pthread_cond_broadcast(&pool->changed);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+int neap_pool_dirty(neap_pool *pool, neap_unit *unit, uint32_t used, bool overwrite) {
+    const neap_unit_state state = neap_unit_state_of(unit);
+    assert(unit->is_kv && !unit->queued && used > 0);
+    assert(state == NEAP_UNIT_EMPTY || state == NEAP_UNIT_RESIDENT ||
+           (overwrite && (state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_LOST)));
+    if (overwrite && is_absent(state)) {
+        const int err = neap_kv_unit_open(pool, unit);
+        if (err) {
+            neap_pool_note_error(pool, unit, err);
+            return err;
+        }
+    }
+    neap_unit_forget_copies(pool, unit);
+    if (used > unit->used) unit->used = used;
+    unit->last_error = 0;
+    if (state != NEAP_UNIT_RESIDENT) neap_unit_move(pool, unit, NEAP_UNIT_RESIDENT);
+    return 0;
+}
+
+int neap_pool_forget(neap_pool *pool, neap_unit *unit) {
+    if (neap_unit_state_of(unit) != NEAP_UNIT_LOST) return -EINVAL;
+    const int err = neap_kv_unit_open(pool, unit);
+    if (err) return err;
+    neap_kv_unit_zero_edges(unit);
+    unit->last_error = 0;
+    neap_unit_move(pool, unit, NEAP_UNIT_RESIDENT);
+    return 0;
+}
+
+/* ---- invariants as code ---- */
+
+#define BROKEN(unit, rule)                                                                     \
+    do {                                                                                       \
+        fprintf(stderr, "neap: invariant %s broken by unit %u (state %d)\n", rule, (unit)->id, \
+                (int)neap_unit_state_of(unit));                                                \
+        abort();                                                                               \
+    } while (0)
+
+typedef struct check_context {
+    neap_pool *pool;
+    bool full;
+    uint32_t n_absent, n_restoring;
+    neap_span *spans;
+    size_t n_spans, cap_spans;
+} check_context;
+
+static void check_copies(const neap_unit *unit, neap_unit_state state) {
+    const bool away = state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_RESTORING;
+    if (unit->queued && state != NEAP_UNIT_EVICTED) BROKEN(unit, "2");
+    if (state == NEAP_UNIT_RESIDENT && unit->stack) BROKEN(unit, "5");
+    if (unit->is_kv) {
+        const bool empty = state == NEAP_UNIT_EMPTY;
+        if (empty != (unit->used == 0)) BROKEN(unit, "3");
+        if ((empty || state == NEAP_UNIT_LOST) && (unit->swap || unit->stack)) BROKEN(unit, "3");
+        if (away && !unit->swap == !unit->stack) BROKEN(unit, "4");
+        return;
+    }
+    if (state == NEAP_UNIT_EMPTY || state == NEAP_UNIT_LOST) BROKEN(unit, "states");
+    for (size_t i = 0; away && i < unit->n_parts; i++)
+        if (!unit->parts[i].file && unit->parts[i].inner.len > 0 && !unit->swap &&
+            !unit->to_rebuild)
+            BROKEN(unit, "6");
+}
+
+static void check_span(check_context *ctx, const neap_unit *unit, neap_unit_state state,
+                       neap_span span) {
+    const size_t page = neap_vm_page();
+    if ((uintptr_t)span.addr % page != 0 || span.len % page != 0) BROKEN(unit, "7");
+    if (span.len == 0) return;
+    uint64_t held = 0;
+    const bool gone = state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_LOST;
+    if (gone && neap_vm_held(span.addr, span.len, &held) == 0 && held != 0) BROKEN(unit, "7");
+    if (ctx->n_spans == ctx->cap_spans) {
+        ctx->cap_spans = 2 * ctx->cap_spans + 64;
+        ctx->spans = realloc(ctx->spans, ctx->cap_spans * sizeof *ctx->spans);
+        if (!ctx->spans) abort();
+    }
+    ctx->spans[ctx->n_spans++] = span;
+}
+
+static void check_unit(neap_unit *unit, void *ctx_ptr) {
+    check_context *ctx = ctx_ptr;
+    const neap_unit_state state = neap_unit_state_of(unit);
+    ctx->n_absent += is_absent(state);
+    ctx->n_restoring += state == NEAP_UNIT_RESTORING;
+    check_copies(unit, state);
+    if (!ctx->full) return;
+    for (size_t i = 0; i < unit->n_parts; i++)
+        check_span(ctx, unit, state, unit->parts[i].inner);
+    for (size_t i = 0; unit->is_kv && i < unit->kv->layout.n_planes; i++)
+        check_span(ctx, unit, state, neap_kv_unit_inner(unit, i));
+}
+
+static int by_address(const void *a, const void *b) {
+    const neap_span *x = a, *y = b;
+    return x->addr < y->addr ? -1 : x->addr > y->addr;
+}
+
+void neap_pool_check(neap_pool *pool, bool full) {
+    check_context ctx = {.pool = pool, .full = full};
+    neap_pool_each(pool, check_unit, &ctx);
+    if (ctx.n_absent != atomic_load(&pool->n_absent) || ctx.n_restoring != pool->n_restoring) {
+        fprintf(stderr, "neap: invariant 1 or 8 broken: absent %u, restoring %u\n", ctx.n_absent,
+                ctx.n_restoring);
+        abort();
+    }
+    if (ctx.n_spans > 1) qsort(ctx.spans, ctx.n_spans, sizeof *ctx.spans, by_address);
+    for (size_t i = 1; i < ctx.n_spans; i++) {
+        if (ctx.spans[i - 1].addr + ctx.spans[i - 1].len > ctx.spans[i].addr) {
+            fprintf(stderr, "neap: invariant 7 broken: two units own %p\n",
+                    (void *)ctx.spans[i].addr);
+            abort();
+        }
+    }
+    free(ctx.spans);
+    if (!full) return;
+    neap_stack_check(pool->stack);
+    neap_swapfile_check(pool->swapfile);
+}

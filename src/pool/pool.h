@@ -1,0 +1,208 @@
+/* pool.h - the unit table: what is resident, where the copy of the rest lies, and the work of
+ * moving one unit out or in.
+ * Units      bytes; ns; a unit is one layer's weights or one KV chunk (whole stream when
+ * transposed). Errors     0 or negative (neap.h); on failure ret_ values are untouched. Threads
+ * `lock` guards every field that does not say otherwise. Functions marked [L] want it held by the
+ * caller, the others take it themselves. States     see the picture at the top of pool.c. */
+#ifndef NEAP_POOL_H
+#define NEAP_POOL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "codec.h"
+#include "file.h"
+#include "neap.h"
+#include "policy.h"
+#include "stack.h"
+#include "swapfile.h"
+
+typedef enum neap_unit_state {
+    NEAP_UNIT_FREE,      /* no unit: the slot is on the free list */
+    NEAP_UNIT_EMPTY,     /* KV in which nothing was written; holds no memory */
+    NEAP_UNIT_RESIDENT,  /* usable */
+    NEAP_UNIT_EVICTING,  /* one evictor copies or releases it */
+    NEAP_UNIT_EVICTED,   /* released; a copy exists */
+    NEAP_UNIT_RESTORING, /* one thread brings it back */
+    NEAP_UNIT_LOST,      /* KV whose copy was damaged; holds no memory */
+} neap_unit_state;
+
+typedef enum neap_path { NEAP_PATH_STORAGE, NEAP_PATH_MEMORY, NEAP_N_PATHS } neap_path;
+
+typedef struct neap_span {
+    char *addr;
+    size_t len;
+} neap_span;
+
+/* A model file, open once for all units of it. */
+typedef struct neap_model_file neap_model_file;
+
+/* One extent of a weight unit; constant after the unit was added. */
+typedef struct neap_weight_part {
+    neap_span whole;
+    neap_span inner;       /* whole pages of it: what is released */
+    neap_model_file *file; /* NULL: kept in the swap file or rebuilt */
+    uint64_t file_offset;  /* of inner.addr */
+    uint64_t checksum;     /* of inner */
+    int (*rebuild)(void *ctx, void *addr, size_t len_bytes);
+    void *rebuild_ctx;
+} neap_weight_part;
+
+struct neap_kv {
+    struct neap_pool *pool;
+    struct neap_kv *next; /* of the pool's list */
+    const void *region;
+    neap_kv_layout layout;
+    uint32_t n_chunks;   /* of one stream */
+    bool whole_streams;  /* a plane is transposed: one unit a stream */
+    neap_unit_id *units; /* [n_streams * (whole_streams ? 1 : n_chunks)] */
+};
+
+typedef struct neap_unit {
+    _Atomic(int) state; /* neap_unit_state; written under the lock, read anywhere */
+    bool is_kv;
+    neap_unit_id id;
+    uint32_t generation; /* counts the units that had this slot */
+    int layer;
+
+    /* The restore queue it stands in; only EVICTED units do. */
+    bool queued;
+    neap_path queue;
+    struct neap_unit *next, *prev; /* also the free list */
+
+    int last_error;       /* of its last restore; 0 when that went well */
+    uint64_t passed_over; /* the eviction that could not evict it */
+
+    /* Copies. For KV a swap record beside residency means clean. Changed under the lock; stable
+     * for the thread that evicts or restores the unit. */
+    neap_swap_record *swap;
+    neap_stack_record *stack;
+    const neap_codec *coded; /* how the record's KV bytes are coded; NULL: raw, read in place */
+
+    neap_weight_part *parts;
+    size_t n_parts;
+    bool to_rebuild; /* evicted without a copy of the parts that have no file */
+
+    neap_kv *kv;
+    uint32_t stream, chunk;
+    uint32_t used; /* one past the highest cell in use, counted from the unit's first */
+} neap_unit;
+
+typedef struct neap_pool_counters {
+    uint64_t restores, bytes_restored[NEAP_N_PATHS], errors;
+    uint64_t encoded_bytes, encoded_from_bytes; /* what the codec made of how much */
+    uint64_t restore_first_ns, restore_last_ns; /* start and end of restores since reset; 0 none */
+} neap_pool_counters;
+
+#define NEAP_POOL_BLOCK 1024u
+#define NEAP_POOL_BLOCKS 4096u
+
+typedef struct neap_pool {
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* some unit left RESTORING, or a queue was emptied */
+    const neap_codec *codec;
+    const neap_codec *storage_codec; /* NULL: raw where planes are contiguous */
+    bool poison;                     /* constant, as the two above */
+    neap_swapfile *swapfile;         /* these two lock themselves */
+    neap_stack *stack;
+
+    _Atomic(neap_unit *) blocks[NEAP_POOL_BLOCKS]; /* a published block stays until the end */
+    uint32_t n_slots;
+    neap_unit *free_units;
+    atomic_uint n_absent; /* units EVICTING, EVICTED, RESTORING or LOST */
+    uint32_t n_restoring;
+    uint64_t released_seq; /* the running eviction; see passed_over */
+    neap_kv *kvs;
+    neap_model_file *files;
+    neap_pool_counters counters;
+    char last_error[256];
+} neap_pool;
+
+typedef struct neap_pool_options {
+    const neap_codec *codec;
+    bool clean_storage, poison;
+    const char *swap_dir;
+    uint64_t swap_limit_bytes;
+} neap_pool_options;
+
+int neap_pool_create(const neap_pool_options *options, neap_pool **ret_pool);
+void neap_pool_free(neap_pool *pool); /* takes NULL */
+
+/* The unit of that number, NULL when there never was one. Lock-free. */
+neap_unit *neap_pool_unit(const neap_pool *pool, neap_unit_id id);
+static inline neap_unit_state neap_unit_state_of(const neap_unit *unit) {
+    return (neap_unit_state)atomic_load_explicit(&unit->state, memory_order_acquire);
+}
+/* Calls visit for every slot that holds a unit. [L] */
+void neap_pool_each(neap_pool *pool, void (*visit)(neap_unit *unit, void *ctx), void *ctx);
+
+/* ---- adding and removing ---- */
+
+/* Extents as in neap.h, in any regions; merges neighbours, computes checksums. */
+int neap_pool_add_weights(neap_pool *pool, int layer, const neap_weight_extent *extents, size_t n,
+                          neap_unit_id *ret_unit);
+/* The layout must have been checked against its region. */
+int neap_pool_add_kv(neap_pool *pool, const void *region, const neap_kv_layout *layout,
+                     neap_kv **ret_kv);
+/* -EBUSY when cells are in use. */
+int neap_pool_relayout(neap_kv *kv, const neap_kv_layout *layout);
+/* Removes the caches added with that region and the weight units that touch its addresses. Nothing
+ * of them may be EVICTING, RESTORING or queued. */
+void neap_pool_remove_region(neap_pool *pool, const void *region, neap_span addresses);
+
+/* ---- sizes ---- */
+
+typedef struct neap_unit_bytes {
+    uint64_t in_use;    /* bytes of the unit in use, whole pages for KV */
+    uint64_t evictable; /* of those: what evicting releases */
+} neap_unit_bytes;
+neap_unit_bytes neap_unit_size(const neap_unit *unit); /* [L] */
+
+/* ---- transitions ---- */
+
+typedef struct neap_evicted {
+    uint64_t dropped_bytes; /* pages that went back, without what a copy in memory takes */
+    uint64_t raw_bytes;     /* KV: bytes in use, uncompressed */
+    neap_action action;     /* what was done; it may differ from what was asked */
+    int storage_error;      /* 0, or why the swap file did not take it */
+} neap_evicted;
+
+/* Memory for one thread's transfers. */
+typedef struct neap_worker {
+    neap_reader *reader; /* may be NULL */
+    void *bounce;
+    size_t bounce_cap;
+} neap_worker;
+void neap_worker_fini(neap_worker *worker); /* frees both */
+void neap_worker_trim(neap_worker *worker); /* frees the bounce buffer */
+
+/* Evicts a RESIDENT unit, or moves an in-memory copy to storage. Nothing may use the unit.
+ * Not done (unit as before): returns the reason, also in storage_error when that was it. */
+int neap_pool_evict(neap_pool *pool, neap_unit *unit, neap_action action, neap_worker *worker,
+                    neap_evicted *ret_evicted);
+
+/* EVICTED -> RESTORING, by the thread that then calls load and finish. [L] */
+void neap_pool_claim(neap_pool *pool, neap_unit *unit);
+neap_path neap_unit_path(const neap_unit *unit); /* of an EVICTED unit [L] */
+/* Commits the pages of a claimed unit. Without the lock. */
+int neap_pool_allocate(neap_pool *pool, neap_unit *unit);
+/* Fills a claimed and allocated unit. Without the lock. */
+int neap_pool_load(neap_pool *pool, neap_unit *unit, neap_worker *worker);
+/* RESTORING -> RESIDENT (err 0), LOST or EVICTED. Takes the lock, wakes the waiters. */
+void neap_pool_finish(neap_pool *pool, neap_unit *unit, int err, uint64_t began_ns);
+
+/* RESIDENT, EMPTY, and with overwrite also EVICTED (not queued) and LOST -> RESIDENT with cells
+ * [0, used) in use; copies are forgotten. The pages of an overwritten unit read as zero. [L] */
+int neap_pool_dirty(neap_pool *pool, neap_unit *unit, uint32_t used, bool overwrite);
+/* LOST -> RESIDENT, all cells zero; -EINVAL when not LOST. [L] */
+int neap_pool_forget(neap_pool *pool, neap_unit *unit);
+/* All units of the cache EMPTY, its memory zero. Nothing of it EVICTING, RESTORING or queued. [L]
+ */
+int neap_pool_clear(neap_kv *kv);
+
+/* First unit's cell range: one past the last cell of the stream that is in use. [L] */
+uint32_t neap_pool_kv_used(const neap_kv *kv, uint32_t stream);
+
+/* Checks the invariants (numbers in pool.c); full also asks the kernel about pages. Aborts. [L] */
+void neap_pool_check(neap_pool *pool, bool full);
+#endif

@@ -1,0 +1,55 @@
+/* pool_int.h - what the files of the pool share. */
+#ifndef NEAP_POOL_INT_H
+#define NEAP_POOL_INT_H
+
+#include "bytes.h"
+#include "err.h"
+#include "pool.h"
+#include "vm.h"
+
+struct neap_model_file {
+    struct neap_model_file *next;
+    char *path;
+    neap_file_id id;     /* what was loaded */
+    neap_file *file;     /* open handle; replaced when the path names another, equal file */
+    neap_file **retired; /* replaced handles: another thread may still read from one */
+    size_t n_retired;
+    size_t n_parts; /* parts that refer to this */
+};
+
+/* pool.c */
+void neap_unit_move(neap_pool *pool, neap_unit *unit, neap_unit_state to);  /* [L] */
+void neap_unit_forget_copies(neap_pool *pool, neap_unit *unit);             /* [L] */
+void neap_pool_note_error(neap_pool *pool, const neap_unit *unit, int err); /* [L] */
+/* A unit in state EMPTY that no one sees yet, NULL: no memory. [L] */
+neap_unit *neap_unit_new(neap_pool *pool);
+void neap_unit_delete(neap_pool *pool, neap_unit *unit); /* [L] */
+neap_span neap_span_inward(void *addr, size_t len);
+void *neap_worker_bounce(neap_worker *worker, size_t len); /* NULL: no memory */
+
+/* Gives back a span; *inout_dropped += the bytes that were really held. */
+int neap_span_drop(const neap_pool *pool, neap_span span, uint64_t *inout_dropped);
+/* After spans were dropped: unusable in poison builds; and the reverse, with the pages committed.
+ */
+void neap_span_seal(const neap_pool *pool, neap_span span);
+int neap_span_open(const neap_pool *pool, neap_span span);
+
+/* weight_unit.c */
+int neap_weight_unit_evict(neap_pool *pool, neap_unit *unit, neap_evicted *ret_evicted);
+int neap_weight_unit_allocate(neap_pool *pool, neap_unit *unit);
+int neap_weight_unit_load(neap_pool *pool, neap_unit *unit, neap_worker *worker);
+void neap_weight_unit_release(neap_pool *pool, neap_unit *unit); /* drops and seals again */
+void neap_weight_unit_unref(neap_pool *pool, neap_unit *unit);   /* [L] */
+void neap_weight_unit_free_files(neap_pool *pool);
+
+/* kv_unit.c */
+neap_span neap_kv_unit_inner(const neap_unit *unit, size_t plane);
+neap_unit_bytes neap_kv_unit_size(const neap_unit *unit);
+int neap_kv_unit_evict(neap_pool *pool, neap_unit *unit, neap_action action, neap_worker *worker,
+                       neap_evicted *ret_evicted);
+int neap_kv_unit_allocate(neap_pool *pool, neap_unit *unit);
+int neap_kv_unit_load(neap_pool *pool, neap_unit *unit, neap_worker *worker);
+void neap_kv_unit_release(neap_pool *pool, neap_unit *unit);
+int neap_kv_unit_open(neap_pool *pool, neap_unit *unit); /* accessible, nothing committed */
+void neap_kv_unit_zero_edges(const neap_unit *unit);
+#endif

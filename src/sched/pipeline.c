@@ -1,0 +1,182 @@
+/* pipeline.c - see pipeline.h.
+ *
+ *   storage queue  u4 u5 u6 ...  --> two threads, a whole unit each: while one reads, the other
+ *                                    commits the pages of the next
+ *   memory queue   u2 u3 ...     --> one thread that decodes
+ *
+ * Queues are in order of need; a unit stands in the queue of the path that its copy lies on.
+ * Everything here is guarded by the pool's lock. A thread without work frees its transfer buffer
+ * and sleeps. */
+#include "pipeline.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "clock.h"
+#include "err.h"
+#include "thread.h"
+
+enum { STORAGE_THREADS = 2, MEMORY_THREADS = 1, N_THREADS = STORAGE_THREADS + MEMORY_THREADS };
+enum { READER_DEPTH = 16 };
+
+typedef struct queue {
+    neap_unit *first, *last;
+    pthread_cond_t filled;
+} queue;
+
+typedef struct restorer {
+    struct neap_pipeline *pipeline;
+    neap_path path;
+    pthread_t thread;
+} restorer;
+
+struct neap_pipeline {
+    neap_pool *pool;
+    queue queues[NEAP_N_PATHS];
+    uint32_t n_queued;
+    restorer restorers[N_THREADS];
+    uint32_t n_threads, n_of_path[NEAP_N_PATHS];
+    bool started, stopping;
+};
+
+static void unlink_unit(neap_pipeline *pipeline, neap_unit *unit) {
+    queue *q = &pipeline->queues[unit->queue];
+    *(unit->prev ? &unit->prev->next : &q->first) = unit->next;
+    *(unit->next ? &unit->next->prev : &q->last) = unit->prev;
+    unit->next = unit->prev = NULL;
+    unit->queued = false;
+    pipeline->n_queued--;
+}
+
+/* Between claim and finish the unit is this thread's own. */
+static int restore_claimed(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
+    const uint64_t began_ns = neap_clock_ns();
+    int err = neap_pool_allocate(pool, unit);
+    if (!err) err = neap_pool_load(pool, unit, worker);
+    neap_pool_finish(pool, unit, err, began_ns);
+    return err;
+}
+
+static void *restorer_main(void *ctx) {
+    restorer *self = ctx;
+    neap_pipeline *pipeline = self->pipeline;
+    neap_pool *pool = pipeline->pool;
+    queue *q = &pipeline->queues[self->path];
+    neap_worker worker = {0};
+    if (self->path == NEAP_PATH_STORAGE && neap_reader_create(READER_DEPTH, &worker.reader) != 0)
+        worker.reader = NULL;
+    pthread_mutex_lock(&pool->lock);
+    while (!pipeline->stopping) {
+        neap_unit *unit = q->first;
+        if (!unit) {
+            neap_worker_trim(&worker);
+            pthread_cond_wait(&q->filled, &pool->lock);
+            continue;
+        }
+        unlink_unit(pipeline, unit);
+        neap_pool_claim(pool, unit);
+        pthread_mutex_unlock(&pool->lock);
+        (void)restore_claimed(pool, unit, &worker); /* finish told whoever waits */
+        pthread_mutex_lock(&pool->lock);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    neap_worker_fini(&worker);
+    return NULL;
+}
+
+static void start_threads(neap_pipeline *pipeline) {
+    if (pipeline->started) return;
+    pipeline->started = true;
+    for (uint32_t i = 0; i < N_THREADS; i++) {
+        restorer *r = &pipeline->restorers[pipeline->n_threads];
+        const bool reads = i < STORAGE_THREADS;
+        *r = (restorer){.pipeline = pipeline, .path = reads ? NEAP_PATH_STORAGE : NEAP_PATH_MEMORY};
+        const int err =
+            neap_thread_create(&r->thread, restorer_main, r, reads ? "neap-read" : "neap-decode");
+        if (err) {
+            neap_log(NEAP_LOG_WARN, "restore thread: %s", neap_strerror(err));
+            continue;
+        }
+        pipeline->n_of_path[r->path]++;
+        pipeline->n_threads++;
+    }
+}
+
+int neap_pipeline_create(neap_pool *pool, neap_pipeline **ret_pipeline) {
+    neap_pipeline *pipeline = calloc(1, sizeof *pipeline);
+    if (!pipeline) return -ENOMEM;
+    pipeline->pool = pool;
+    for (int i = 0; i < NEAP_N_PATHS; i++)
+        pthread_cond_init(&pipeline->queues[i].filled, NULL);
+    *ret_pipeline = pipeline;
+    return 0;
+}
+
+void neap_pipeline_free(neap_pipeline *pipeline) {
+    if (!pipeline) return;
+    pthread_mutex_lock(&pipeline->pool->lock);
+    neap_pipeline_quiesce(pipeline);
+    pipeline->stopping = true;
+    for (int i = 0; i < NEAP_N_PATHS; i++)
+        pthread_cond_broadcast(&pipeline->queues[i].filled);
+    pthread_mutex_unlock(&pipeline->pool->lock);
+    for (uint32_t i = 0; i < pipeline->n_threads; i++)
+        pthread_join(pipeline->restorers[i].thread, NULL);
+    for (int i = 0; i < NEAP_N_PATHS; i++)
+        pthread_cond_destroy(&pipeline->queues[i].filled);
+    free(pipeline);
+}
+
+void neap_pipeline_push(neap_pipeline *pipeline, neap_unit *unit, bool front) {
+    assert(neap_unit_state_of(unit) == NEAP_UNIT_EVICTED);
+    if (unit->queued && !front) return;
+    if (unit->queued) unlink_unit(pipeline, unit);
+    start_threads(pipeline);
+    neap_path path = neap_unit_path(unit);
+    if (pipeline->n_of_path[path] == 0)
+        path = NEAP_N_PATHS - 1 - path; /* every thread can do both */
+    queue *q = &pipeline->queues[path];
+    unit->queue = path;
+    unit->queued = true;
+    unit->prev = front ? NULL : q->last;
+    unit->next = front ? q->first : NULL;
+    *(unit->prev ? &unit->prev->next : &q->first) = unit;
+    *(unit->next ? &unit->next->prev : &q->last) = unit;
+    pipeline->n_queued++;
+    pthread_cond_signal(&q->filled);
+}
+
+void neap_pipeline_remove(neap_pipeline *pipeline, neap_unit *unit) {
+    if (!unit->queued) return;
+    unlink_unit(pipeline, unit);
+    pthread_cond_broadcast(&pipeline->pool->changed);
+}
+
+void neap_pipeline_quiesce(neap_pipeline *pipeline) {
+    neap_pool *pool = pipeline->pool;
+    for (int i = 0; i < NEAP_N_PATHS; i++)
+        while (pipeline->queues[i].first)
+            unlink_unit(pipeline, pipeline->queues[i].first);
+    pthread_cond_broadcast(&pool->changed);
+    while (pool->n_restoring > 0)
+        pthread_cond_wait(&pool->changed, &pool->lock);
+}
+
+uint32_t neap_pipeline_queued(const neap_pipeline *pipeline) {
+    return pipeline->n_queued;
+}
+
+bool neap_pipeline_has_threads(const neap_pipeline *pipeline) {
+    return pipeline->n_threads > 0;
+}
+
+int neap_pipeline_restore_here(neap_pipeline *pipeline, neap_unit *unit, neap_worker *worker) {
+    neap_pool *pool = pipeline->pool;
+    if (unit->queued) unlink_unit(pipeline, unit);
+    neap_pool_claim(pool, unit);
+    pthread_mutex_unlock(&pool->lock);
+    const int err = restore_claimed(pool, unit, worker);
+    pthread_mutex_lock(&pool->lock);
+    return err;
+}
