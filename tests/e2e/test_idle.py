@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""An idle instance with nothing left to do uses no CPU: neap's threads do not wake up."""
+
+import time
+
+import support as s
+
+SECONDS = 60 if s.ALL else 10
+
+
+def settle(server):
+    """Waits until neap's threads have stopped moving, at most 10 s."""
+    before = None
+    for _ in range(20):
+        now = ours(server)
+        if now == before:
+            return
+        before = now
+        time.sleep(0.5)
+
+
+def ours(server):
+    return {tid: t for tid, t in s.threads(server.pid).items() if t[0].startswith("neap")}
+
+
+def body(work):
+    for after in ("an answer", "an eviction", "a restoration"):
+        with s.Server(work) as server:
+            server.tokens(s.prose(51, 300), 16)
+            if after != "an answer":
+                server.evict("100%")
+            if after == "a restoration":
+                server.restore()
+            settle(server)
+            before = ours(server)
+            s.check(before, f"no thread named neap*: {s.threads(server.pid)}")
+            ticks = s.cpu_ticks(server.pid)
+            time.sleep(SECONDS)
+            s.check_equal(ours(server), before, f"after {after}: neap's threads woke up")
+            ticks = s.cpu_ticks(server.pid) - ticks
+            s.check(ticks <= SECONDS // 10, f"after {after}: {ticks} CPU ticks in {SECONDS} s")
+            s.say(f"after {after}: {len(before)} threads of neap, no wake-up in {SECONDS} s")
+
+
+s.main(body)

@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+"""What `neap evict` says was released is what the kernel got back, within 5 %."""
+
+import support as s
+
+
+def run(work, codec, steps):
+    with s.Server(work, s.QWEN, codec=codec, ctx=8192) as server:
+        server.tokens(s.prose(31, 5000), 4)
+        for share, only in steps:
+            before, stat_before = server.held(), server.stat()
+            result = server.evict(share, only)
+            after, stat_after = server.held(), server.stat()
+            got, said = before - after, result["released_bytes"]
+            text = (f"codec {codec}, {share} {only or ''}: said {said / s.MIB:.1f} MiB, "
+                    f"kernel got {got / s.MIB:.1f} MiB")
+            s.say(text)
+            if said >= 64 * s.MIB:
+                s.check(abs(got - said) <= 0.05 * said, text)
+            else:
+                s.check(abs(got - said) <= 4 * s.MIB, text)
+            s.check(said >= result["asked_bytes"] * 0.999 or result["exhausted"],
+                    f"asked {result['asked_bytes']}, released {said}, not exhausted")
+            shown = resident(stat_before) - resident(stat_after)
+            s.check(abs(got - result["scratch_bytes"] - shown) <= 0.05 * max(shown, 64 * s.MIB),
+                    f"stat shows {shown / s.MIB:.1f} MiB less, {text}")
+        grown = server.held()
+        server.restore()
+        grown = server.held() - grown
+        s.say(f"codec {codec}: restored, {grown / s.MIB:.1f} MiB held more")
+        s.check_equal(server.evicted_units(), 0, "units still evicted after restore")
+
+
+def resident(stat):
+    b = stat["bytes"]
+    return b["weights_resident"] + b["kv_resident"] + b["kv_compressed_memory"]
+
+
+def body(work):
+    run(work, "none", (("25%", None), ("200M", None), ("100%", None)))
+    run(work, "q8", (("100%", "kv"), ("50%", None), ("100%", None)))
+
+
+s.main(body)
