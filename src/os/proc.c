@@ -39,7 +39,7 @@ static int read_kb_fields(const char *path, const char *const *names, uint64_t *
 int neap_proc_memory_read(int pid, neap_proc_memory *ret_memory) {
     static const char *const names[] = {"Pss_Anon", "Pss_File", "Pss_Shmem", "SwapPss"};
     char path[64];
-    uint64_t values[4];
+    uint64_t values[4] = {0};
     if (pid == 0)
         snprintf(path, sizeof path, "/proc/self/smaps_rollup");
     else
@@ -52,7 +52,7 @@ int neap_proc_memory_read(int pid, neap_proc_memory *ret_memory) {
 
 int neap_mem_available(uint64_t *ret_available, uint64_t *ret_total) {
     static const char *const names[] = {"MemAvailable", "MemTotal"};
-    uint64_t values[2];
+    uint64_t values[2] = {0};
     const int err = read_kb_fields("/proc/meminfo", names, values, 2);
     if (err) return err;
     *ret_available = values[0];
@@ -68,6 +68,13 @@ bool neap_proc_alive(int pid) {
     return pid > 0 && (kill(pid, 0) == 0 || errno == EPERM);
 }
 
+static int copy_text(char *to, size_t cap, const char *from) {
+    const size_t len = strlen(from);
+    if (len >= cap) return -ENAMETOOLONG;
+    memcpy(to, from, len + 1);
+    return 0;
+}
+
 int neap_make_dirs(const char *path, unsigned mode) {
     int err = NEAP_FAULT("file.mkdir");
     if (err) return err;
@@ -75,7 +82,7 @@ int neap_make_dirs(const char *path, unsigned mode) {
     const size_t len = strlen(path);
     if (len == 0) return -ENOENT;
     if (len >= sizeof part) return -ENAMETOOLONG;
-    strcpy(part, path);
+    memcpy(part, path, len + 1);
     for (char *slash = part + 1; slash;) {
         slash = strchr(slash, '/');
         if (slash) *slash = '\0';
@@ -107,8 +114,7 @@ int neap_runtime_dir(char *ret_path, size_t cap) {
     const char *xdg = getenv("XDG_RUNTIME_DIR");
     struct stat st;
     if (xdg && xdg[0] == '/') {
-        if (strlen(xdg) >= sizeof base) return -ENAMETOOLONG;
-        strcpy(base, xdg);
+        if (copy_text(base, sizeof base, xdg) != 0) return -ENAMETOOLONG;
     } else {
         snprintf(base, sizeof base, "/run/user/%u", (unsigned)geteuid());
         if (stat(base, &st) != 0 || !S_ISDIR(st.st_mode)) {
@@ -121,9 +127,7 @@ int neap_runtime_dir(char *ret_path, size_t cap) {
     snprintf(path, sizeof path, "%s/neap", base);
     const int err = make_private_dir(path);
     if (err) return err;
-    if (strlen(path) >= cap) return -ENAMETOOLONG;
-    strcpy(ret_path, path);
-    return 0;
+    return copy_text(ret_path, cap, path);
 }
 
 int neap_cache_dir(char *ret_path, size_t cap) {
@@ -141,9 +145,8 @@ int neap_cache_dir(char *ret_path, size_t cap) {
         }
         len = snprintf(path, sizeof path, "%s/.cache/neap", home);
     }
-    if (len < 0 || (size_t)len >= sizeof path || (size_t)len >= cap) return -ENAMETOOLONG;
-    strcpy(ret_path, path);
-    return 0;
+    if (len < 0 || (size_t)len >= sizeof path) return -ENAMETOOLONG;
+    return copy_text(ret_path, cap, path);
 }
 
 int neap_proc_open_path(int i, char *ret_path, size_t cap) {
@@ -159,8 +162,8 @@ int neap_proc_open_path(int i, char *ret_path, size_t cap) {
     if (err == 0) {
         struct stat st;
         ssize_t len = readlinkat(dirfd(dir), entry->d_name, ret_path, cap - 1);
-        bool regular = len > 0 && fstatat(dirfd(dir), entry->d_name, &st, 0) == 0 &&
-                       S_ISREG(st.st_mode);
+        bool regular =
+            len > 0 && fstatat(dirfd(dir), entry->d_name, &st, 0) == 0 && S_ISREG(st.st_mode);
         ret_path[regular ? len : 0] = '\0';
     }
     closedir(dir);

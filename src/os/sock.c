@@ -60,8 +60,9 @@ typedef struct line_buffer {
 
 static int address_of(const char *path, struct sockaddr_un *ret_address) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof address.sun_path) return -ENAMETOOLONG;
-    strcpy(address.sun_path, path);
+    const size_t len = strlen(path);
+    if (len >= sizeof address.sun_path) return -ENAMETOOLONG;
+    memcpy(address.sun_path, path, len + 1);
     *ret_address = address;
     return 0;
 }
@@ -284,7 +285,7 @@ static int listener_bind(neap_listener *listener, const char *path) {
     }
     if (rc != 0) return -errno;
     /* From here on the file is ours to remove. Nobody can connect before listen(). */
-    strcpy(listener->path, path);
+    memcpy(listener->path, address.sun_path, sizeof listener->path);
     if (chmod(path, 0600) != 0 || lstat(path, &st) != 0) {
         err = -errno;
         unlink(path);

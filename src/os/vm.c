@@ -168,9 +168,10 @@ int neap_vm_mapping(const void *addr, char *ret_path, size_t cap, uint64_t *ret_
     err = -ENOENT;
     while (getline(&line, &line_cap, maps) >= 0) {
         if (!maps_line(line, (uintptr_t)addr, &path, &offset)) continue;
+        const size_t len = strlen(path);
         err = -ENAMETOOLONG;
-        if (strlen(path) < cap) {
-            strcpy(ret_path, path);
+        if (len < cap) {
+            memcpy(ret_path, path, len + 1);
             *ret_offset = offset;
             err = 0;
         }

@@ -279,9 +279,12 @@ static void require(bool holds, const char *what) {
     abort();
 }
 
+typedef struct span {
+    uint64_t offset, room;
+} span;
+
 static int by_offset(const void *a, const void *b) {
-    const uint64_t x = (*(const neap_swap_record *const *)a)->offset;
-    const uint64_t y = (*(const neap_swap_record *const *)b)->offset;
+    const uint64_t x = ((const span *)a)->offset, y = ((const span *)b)->offset;
     return (x > y) - (x < y);
 }
 
@@ -292,18 +295,18 @@ static void check_disjoint(const neap_swapfile *swapfile) {
     for (size_t list = 0; list < 2; list++)
         for (const neap_swap_record *at = lists[list]; at; at = at->next)
             n++;
-    const neap_swap_record **all = calloc(n + 1, sizeof *all);
+    span *all = calloc(n + 1, sizeof *all);
     require(all != NULL, "memory for the check");
     for (size_t list = 0; list < 2; list++)
         for (const neap_swap_record *at = lists[list]; at; at = at->next)
-            all[i++] = at;
+            all[i++] = (span){at->offset, at->room};
     qsort(all, n, sizeof *all, by_offset);
     uint64_t end = 0;
     for (i = 0; i < n; i++) {
-        require(all[i]->offset >= end && all[i]->room > 0, "extents are disjoint");
-        require(all[i]->offset % NEAP_DIRECT_ALIGN == 0 && all[i]->room % NEAP_DIRECT_ALIGN == 0,
+        require(all[i].offset >= end && all[i].room > 0, "extents are disjoint");
+        require(all[i].offset % NEAP_DIRECT_ALIGN == 0 && all[i].room % NEAP_DIRECT_ALIGN == 0,
                 "extents are whole blocks");
-        end = all[i]->offset + all[i]->room;
+        end = all[i].offset + all[i].room;
     }
     require(end <= swapfile->end, "extents are inside the file");
     free(all);
