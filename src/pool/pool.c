@@ -175,7 +175,9 @@ static bool is_legal(neap_unit_state from, neap_unit_state to) {
 
 void neap_unit_move(neap_pool *pool, neap_unit *unit, neap_unit_state to) {
     const neap_unit_state from = neap_unit_state_of(unit);
-    assert(is_legal(from, to));
+    const bool legal = is_legal(from, to);
+    assert(legal);
+    (void)legal;
     const bool was_absent = is_absent(from), becomes_absent = is_absent(to);
     if (!was_absent && becomes_absent)
         atomic_fetch_add_explicit(&pool->n_absent, 1, memory_order_acq_rel);
