@@ -49,3 +49,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     free(line);
     return 0;
 }
+
+#ifndef NEAP_LIBFUZZER
+/* As a regression test: a few lines of every kind, each also cut at every length. */
+int main(void) {
+    static const char *const lines[] = {
+        "{\"neap\":1,\"command\":\"stat\"}",
+        "{\"neap\":1,\"command\":\"evict\",\"bytes\":1048576,\"only\":\"kv\"}",
+        "{\"neap\":1,\"command\":\"evict\",\"permille\":500}",
+        "{\"neap\":1,\"command\":\"evict\",\"bytes\":-1}",
+        "{\"neap\":2,\"command\":\"stat\"}",
+        "{\"ok\":true,\"released_bytes\":18446744073709551615}",
+        "{\"ok\":false,\"error\":-10002,\"message\":\"x\"}",
+        "[[[[[[[[\"\\u0000\xff",
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        for (size_t len = 0; len <= strlen(lines[i]); len++) {
+            LLVMFuzzerTestOneInput((const uint8_t *)lines[i], len);
+        }
+    }
+    return 0;
+}
+#endif
