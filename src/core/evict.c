@@ -63,6 +63,7 @@ typedef struct eviction {
     uint64_t sequence;
     uint64_t stack_before; /* committed for the stack when it began */
     uint64_t dropped;      /* pages of units that went back */
+    uint64_t spare;        /* most bytes of units that may go */
     neap_policy_unit *units;
     size_t n_units, cap_units;
     bool out_of_memory;
@@ -165,6 +166,11 @@ static uint64_t released(const eviction *e) {
     return gained > committed ? gained - committed : 0;
 }
 
+static uint64_t unit_released(const eviction *e) {
+    const uint64_t all = released(e);
+    return all > e->result.scratch_bytes ? all - e->result.scratch_bytes : 0;
+}
+
 static void account(eviction *e, const neap_unit *unit, const neap_evicted *evicted) {
     e->dropped += evicted->dropped_bytes;
     if (!unit->is_kv)
@@ -184,6 +190,10 @@ static bool run_step(eviction *e, const neap_step *step) {
     const bool fits =
         moves ? state == NEAP_UNIT_EVICTED && unit->stack : state == NEAP_UNIT_RESIDENT;
     if (!fits || unit->passed_over == e->sequence) return false;
+    if (unit_released(e) + neap_unit_size(unit).evictable > e->spare) { /* keep_bytes */
+        unit->passed_over = e->sequence;
+        return false;
+    }
     neap_evicted evicted;
     const int err = neap_pool_evict(pool, unit, step->action, &e->worker, &evicted);
     if (evicted.storage_error && !e->result.storage_error)
@@ -248,10 +258,8 @@ static void evict_alone(eviction *e) {
         e->result.scratch_bytes = neap_scratch_release(engine);
         pthread_mutex_unlock(&pool->lock);
     }
-    const uint64_t spare = spare_bytes(engine);
-    const uint64_t most =
-        spare < UINT64_MAX - e->result.scratch_bytes ? spare + e->result.scratch_bytes : spare;
-    evict_units(e, target < most ? target : most);
+    e->spare = engine->keep_bytes > 0 ? spare_bytes(engine) : UINT64_MAX / 2;
+    evict_units(e, target);
     e->result.released_bytes = released(e);
     e->result.exhausted = e->result.released_bytes < target;
 }

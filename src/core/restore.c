@@ -19,13 +19,18 @@ static bool is_usable(neap_unit_state state) {
     return state == NEAP_UNIT_RESIDENT || state == NEAP_UNIT_EMPTY;
 }
 
+/* Whether threads restore beside the caller. [L] */
+static bool overlaps(neap_engine *engine) {
+    return engine->policy->overlap && neap_pipeline_start(engine->pipeline);
+}
+
 /* Puts the unit in front of the queue; without threads restores it here. [L] */
 static void start(neap_engine *engine, neap_unit *unit) {
-    neap_worker worker = {0};
-    if (engine->policy->overlap) {
+    if (overlaps(engine)) {
         neap_pipeline_push(engine->pipeline, unit, true);
-        if (neap_pipeline_has_threads(engine->pipeline)) return;
+        return;
     }
+    neap_worker worker = {0};
     (void)neap_pipeline_restore_here(engine->pipeline, unit,
                                      &worker); /* the unit keeps the error */
     neap_worker_fini(&worker);
@@ -82,7 +87,7 @@ int neap_wait(neap_engine *engine, neap_unit_id id) {
     return err;
 }
 
-/* ---- sequential restoration (policies without overlap) ---- */
+/* ---- sequential restoration (policies without overlap, or no threads to be had) ---- */
 
 /* Commits all pages, then loads all, on the calling thread; units keep their errors. [L] */
 static int restore_in_sequence(neap_engine *engine, const neap_unit_id *ids, size_t n) {
@@ -130,7 +135,7 @@ int neap_need(neap_engine *engine, const neap_unit_id *units, size_t n) {
     if (neap_all_resident(engine)) return 0;
     int err = 0;
     pthread_mutex_lock(&engine->pool->lock);
-    if (!engine->policy->overlap)
+    if (!overlaps(engine))
         err = restore_in_sequence(engine, units, n);
     else
         for (size_t i = 0; i < n; i++) {
@@ -198,11 +203,11 @@ static uint64_t restored_bytes(const neap_pool *pool) {
 
 int neap_restore(neap_engine *engine, uint64_t *ret_bytes) {
     neap_pool *pool = engine->pool;
-    const bool overlap = engine->policy->overlap;
     wanted w;
     /* A use, so that no eviction runs; it ends before the wait, so that one may come. */
     neap_use_begin(engine, NEAP_USE_ACCESS);
     pthread_mutex_lock(&pool->lock);
+    const bool overlap = overlaps(engine);
     const uint64_t before = restored_bytes(pool);
     int err = list_evicted(pool, &w);
     if (!err && overlap) {
@@ -212,14 +217,13 @@ int neap_restore(neap_engine *engine, uint64_t *ret_bytes) {
             if (neap_unit_state_of(unit) == NEAP_UNIT_EVICTED)
                 neap_pipeline_push(engine->pipeline, unit, false);
         }
-        if (w.n > 0 && !neap_pipeline_has_threads(engine->pipeline)) err = -EAGAIN;
     }
     if (!err && !overlap) err = restore_in_sequence(engine, w.ids, w.n);
     pthread_mutex_unlock(&pool->lock);
     if (overlap) neap_use_end(engine, NEAP_USE_ACCESS);
 
     pthread_mutex_lock(&pool->lock);
-    for (size_t i = 0; !err && i < w.n; i++) {
+    for (size_t i = 0; i < w.n; i++) {
         const int unit_err = settle(engine, neap_pool_unit(pool, w.ids[i]), w.generations[i]);
         if (!err) err = unit_err;
     }

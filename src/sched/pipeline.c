@@ -85,8 +85,8 @@ static void *restorer_main(void *ctx) {
     return NULL;
 }
 
-static void start_threads(neap_pipeline *pipeline) {
-    if (pipeline->started) return;
+bool neap_pipeline_start(neap_pipeline *pipeline) {
+    if (pipeline->started) return pipeline->n_threads > 0;
     pipeline->started = true;
     for (uint32_t i = 0; i < N_THREADS; i++) {
         restorer *r = &pipeline->restorers[pipeline->n_threads];
@@ -101,6 +101,7 @@ static void start_threads(neap_pipeline *pipeline) {
         pipeline->n_of_path[r->path]++;
         pipeline->n_threads++;
     }
+    return pipeline->n_threads > 0;
 }
 
 int neap_pipeline_create(neap_pool *pool, neap_pipeline **ret_pipeline) {
@@ -129,10 +130,9 @@ void neap_pipeline_free(neap_pipeline *pipeline) {
 }
 
 void neap_pipeline_push(neap_pipeline *pipeline, neap_unit *unit, bool front) {
-    assert(neap_unit_state_of(unit) == NEAP_UNIT_EVICTED);
+    assert(neap_unit_state_of(unit) == NEAP_UNIT_EVICTED && pipeline->n_threads > 0);
     if (unit->queued && !front) return;
     if (unit->queued) unlink_unit(pipeline, unit);
-    start_threads(pipeline);
     neap_path path = neap_unit_path(unit);
     if (pipeline->n_of_path[path] == 0)
         path = NEAP_N_PATHS - 1 - path; /* every thread can do both */
@@ -165,10 +165,6 @@ void neap_pipeline_quiesce(neap_pipeline *pipeline) {
 
 uint32_t neap_pipeline_queued(const neap_pipeline *pipeline) {
     return pipeline->n_queued;
-}
-
-bool neap_pipeline_has_threads(const neap_pipeline *pipeline) {
-    return pipeline->n_threads > 0;
 }
 
 int neap_pipeline_restore_here(neap_pipeline *pipeline, neap_unit *unit, neap_worker *worker) {

@@ -12,15 +12,16 @@ typedef struct neap_pipeline neap_pipeline;
 int neap_pipeline_create(neap_pool *pool, neap_pipeline **ret_pipeline);
 void neap_pipeline_free(neap_pipeline *pipeline); /* nothing may be queued by others; takes NULL */
 
-/* Puts an EVICTED unit at the end of its path's queue, or at the front (also if it is queued
- * already). [L] */
+/* After start gave true: puts an EVICTED unit at the end of its path's queue, or at the front (also
+ * if it is queued already). [L] */
 void neap_pipeline_push(neap_pipeline *pipeline, neap_unit *unit, bool front);
 void neap_pipeline_remove(neap_pipeline *pipeline, neap_unit *unit); /* if queued [L] */
 /* Empties the queues and waits until nothing is RESTORING. [L] */
 void neap_pipeline_quiesce(neap_pipeline *pipeline);
 uint32_t neap_pipeline_queued(const neap_pipeline *pipeline); /* [L] */
-/* False when no thread could be started: whoever waits restores by itself. [L] */
-bool neap_pipeline_has_threads(const neap_pipeline *pipeline);
+/* Starts the threads at the first call. False when there are none: whoever needs units then
+ * restores them by itself. [L] */
+bool neap_pipeline_start(neap_pipeline *pipeline);
 
 /* Restores an EVICTED unit on the calling thread; lets go of the lock meanwhile. [L] */
 int neap_pipeline_restore_here(neap_pipeline *pipeline, neap_unit *unit, neap_worker *worker);
