@@ -236,13 +236,6 @@ static int restore(const side *s) {
     return status;
 }
 
-static double agreement(const int32_t *tokens, const int32_t *with) {
-    size_t same = 0;
-    for (size_t i = 0; i < ANSWER_TOKENS; i++)
-        same += tokens[i] == with[i];
-    return (double)same / ANSWER_TOKENS;
-}
-
 static void record(side *s, size_t level, const neap_answer *answer, double remaining,
                    const json_t *before, const json_t *after) {
     series *e = &s->levels[level];
@@ -267,11 +260,22 @@ static void record(side *s, size_t level, const neap_answer *answer, double rema
         memcpy(s->reference, answer->tokens.ids, sizeof s->reference);
         s->has_reference = true;
     }
-    const bool same = agreement(answer->tokens.ids, s->reference) == 1;
+    const bool same = memcmp(answer->tokens.ids, s->reference, sizeof s->reference) == 0;
     e->identical = e->has_identity ? e->identical && same : same;
     e->has_identity = true;
-    const double agrees = agreement(answer->tokens.ids, s->unrounded);
-    e->agreement = i ? fmin(e->agreement, agrees) : agrees;
+}
+
+/* Once a level: how often the next token is that of the context never evicted. */
+static int measure_agreement(const bench *b, side *s, size_t level, const neap_answer *answer) {
+    series *e = &s->levels[level];
+    if (e->n > 1) return 0;
+    e->agreement = 1;
+    if (memcmp(answer->tokens.ids, s->unrounded, sizeof s->unrounded) == 0) return 0;
+    size_t same = 0;
+    const int status =
+        neap_server_agreement(s->server, &b->prefix_new, s->unrounded, ANSWER_TOKENS, &same);
+    e->agreement = (double)same / ANSWER_TOKENS;
+    return status;
 }
 
 static int measure(bench *b, side *s, size_t level, double share) {
@@ -284,6 +288,7 @@ static int measure(bench *b, side *s, size_t level, double share) {
     if (!status) status = ask(b, s, &answer);
     if (!status) status = load_stat(s, &after);
     if (!status) record(s, level, &answer, remaining, before, after);
+    if (!status) status = measure_agreement(b, s, level, &answer);
     if (!status) status = restore(s);
     json_decref(before);
     json_decref(after);

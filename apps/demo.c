@@ -22,8 +22,8 @@ typedef struct session {
     neap_tokens question, other; /* the same context, two questions */
     neap_answer resident;
     double fill_ms;
-    size_t different; /* answer tokens that differ from the resident answer's */
-    size_t compared;
+    bool identical;        /* every later answer was the resident one, to the token */
+    size_t same, compared; /* next tokens chosen as before, of those asked */
 } session;
 
 /* Pss_Anon + SwapPss + Pss_File (CONTRACT.md: memory). */
@@ -56,12 +56,8 @@ static int fill(session *s) {
     return status;
 }
 
-static size_t count_different(const neap_tokens *a, const neap_tokens *b) {
-    const size_t n = a->n < b->n ? a->n : b->n, most = a->n > b->n ? a->n : b->n;
-    size_t different = most - n;
-    for (size_t i = 0; i < n; i++)
-        different += a->ids[i] != b->ids[i];
-    return different;
+static bool equal(const neap_tokens *a, const neap_tokens *b) {
+    return a->n == b->n && memcmp(a->ids, b->ids, a->n * sizeof *a->ids) == 0;
 }
 
 static int evict(session *s, unsigned permille) {
@@ -73,31 +69,37 @@ static int evict(session *s, unsigned permille) {
     const int err = neap_instance_evict(pid, &request, &result, &message);
     int status = 0;
     if (err)
-        status = neap_cli_error(NEAP_EXIT_FAILED, NULL, "eviction: %s",
-                                message ? message : neap_strerror(err));
+        status = neap_cli_error(NEAP_EXIT_FAILED, "does the server run through the backend?",
+                                "eviction: %s", message ? message : neap_strerror(err));
     else if (result.storage_error)
         neap_cli_warn("the swap file took no more: %s", neap_strerror(result.storage_error));
     free(message);
     return status;
 }
 
-static void print_row(unsigned permille, uint64_t held, const neap_answer *answer, const session *s,
-                      size_t different) {
-    char state[32], verdict[48];
-    if (permille)
-        snprintf(state, sizeof state, "%u %% given back", permille / 10);
-    else
-        snprintf(state, sizeof state, "all in memory");
-    const size_t n = s->resident.tokens.n;
-    if (permille == 0)
-        snprintf(verdict, sizeof verdict, "the answer to compare with");
-    else if (different == 0)
-        snprintf(verdict, sizeof verdict, "identical (%zu of %zu tokens)", n, n);
-    else
-        snprintf(verdict, sizeof verdict, "%zu of %zu tokens the same",
-                 different < n ? n - different : 0, n);
-    printf("  %-20s %12s %14.0f ms   %s\n", state, neap_cli_size(held), answer->ttft_ms, verdict);
+static void print_row(unsigned permille, uint64_t held, const neap_answer *answer,
+                      const char *verdict) {
+    char state[32] = "all in memory";
+    if (permille) snprintf(state, sizeof state, "%u %% given back", permille / 10);
+    printf("  %-20s %12s %11.0f ms   %s\n", state, neap_cli_size(held), answer->ttft_ms, verdict);
     fflush(stdout);
+}
+
+/* Compares an answer with the resident one, in words for the table. */
+static int compare(session *s, const neap_answer *answer, char *verdict, size_t cap) {
+    const size_t n = s->resident.tokens.n;
+    size_t same = n;
+    int status = 0;
+    if (equal(&s->resident.tokens, &answer->tokens)) {
+        snprintf(verdict, cap, "identical (all %zu tokens)", n);
+    } else {
+        s->identical = false;
+        status = neap_server_agreement(s->server, &s->question, s->resident.tokens.ids, n, &same);
+        snprintf(verdict, cap, "same next token in %zu of %zu places", same, n);
+    }
+    s->same += same;
+    s->compared += n;
+    return status;
 }
 
 /* One level: the other question takes the first one's place, memory goes back, the first question
@@ -115,15 +117,13 @@ static int ask_again(session *s, unsigned permille) {
         status = neap_cli_error(NEAP_EXIT_FAILED, NULL,
                                 "demo: the context was read again (%llu tokens computed)",
                                 (unsigned long long)answer.prompt_n);
-    if (permille == 0) {
+    char verdict[64] = "the answer to compare with";
+    if (!status && permille) status = compare(s, &answer, verdict, sizeof verdict);
+    if (!status) print_row(permille, held, &answer, verdict);
+    if (!status && permille == 0) {
         s->resident = answer;
         answer = (neap_answer){0};
-        print_row(permille, held, &s->resident, s, 0);
-    } else {
-        const size_t different = count_different(&s->resident.tokens, &answer.tokens);
-        s->different += different;
-        s->compared += s->resident.tokens.n;
-        print_row(permille, held, &answer, s, different);
+        s->identical = true;
     }
     neap_answer_free(&answer);
     return status;
@@ -144,7 +144,7 @@ static int run_codec(const char *model_path, const char *codec, const char *titl
         printf("\n%s\n", title);
         printf("A context of %zu tokens; reading it took %.1f s, and is not done again below.\n",
                s->other.n, s->fill_ms / 1000);
-        printf("  %-20s %12s %17s   %s\n", "state", "memory held", "first token", "answer");
+        printf("  %-20s %12s %14s   %s\n", "state", "memory held", "first token", "answer");
     }
     for (size_t i = 0; i < N_LEVELS && !status; i++)
         status = ask_again(s, levels_permille[i]);
@@ -184,15 +184,13 @@ int neap_cmd_demo(int argc, char **argv) {
     status =
         run_codec(path, "q8", "Default codec q8: the KV cache is kept at half its size.", &lossy);
     if (!status)
-        printf("  agreement with the answer before: %zu of %zu tokens\n",
-               lossy.compared -
-                   (lossy.different < lossy.compared ? lossy.different : lossy.compared),
-               lossy.compared);
+        printf("  agreement with the answer before: %.0f %%\n",
+               lossy.compared ? 100.0 * (double)lossy.same / (double)lossy.compared : 0.0);
     if (!status) status = run_codec(path, "none", "Codec none: exact.", &exact);
     if (!status) {
         print_answer(&exact.resident);
-        printf("answers identical: %s\n", exact.different ? "no" : "yes");
-        if (exact.different) status = NEAP_EXIT_FAILED;
+        printf("answers identical: %s\n", exact.identical ? "yes" : "no");
+        if (!exact.identical) status = NEAP_EXIT_FAILED;
     }
     neap_answer_free(&lossy.resident);
     neap_answer_free(&exact.resident);

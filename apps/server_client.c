@@ -389,7 +389,7 @@ void neap_answer_free(neap_answer *answer) {
 }
 
 int neap_server_tokenize(neap_server *server, const char *text, neap_tokens *ret_tokens) {
-    json_t *reply;
+    json_t *reply = NULL;
     int status =
         ask(server, "/tokenize",
             json_pack("{s:s, s:b, s:b}", "content", text, "add_special", 1, "parse_special", 1),
@@ -408,7 +408,7 @@ int neap_server_tokenize(neap_server *server, const char *text, neap_tokens *ret
 
 int neap_server_chat_prompt(neap_server *server, const char *system, const char *question,
                             char **ret_text) {
-    json_t *reply;
+    json_t *reply = NULL;
     int status = ask(server, "/apply-template",
                      json_pack("{s:[{s:s, s:s}, {s:s, s:s}]}", "messages", "role", "system",
                                "content", system, "role", "user", "content", question),
@@ -451,8 +451,28 @@ int neap_server_complete(neap_server *server, const neap_tokens *prompt, unsigne
     return status;
 }
 
+int neap_server_agreement(neap_server *server, const neap_tokens *prompt, const int32_t *answer,
+                          size_t n, size_t *ret_same) {
+    neap_tokens longer = {.ids = malloc((prompt->n + n) * sizeof *longer.ids)};
+    if (!longer.ids) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
+    memcpy(longer.ids, prompt->ids, prompt->n * sizeof *longer.ids);
+    memcpy(longer.ids + prompt->n, answer, n * sizeof *longer.ids);
+    size_t same = 0;
+    int status = 0;
+    for (size_t i = 0; i < n && !status; i++) {
+        neap_answer one = {0};
+        longer.n = prompt->n + i;
+        status = neap_server_complete(server, &longer, 1, true, &one);
+        same += !status && one.tokens.n == 1 && one.tokens.ids[0] == answer[i];
+        neap_answer_free(&one);
+    }
+    neap_tokens_free(&longer);
+    if (!status) *ret_same = same;
+    return status;
+}
+
 int neap_server_slot_save(neap_server *server, const char *name) {
-    json_t *reply;
+    json_t *reply = NULL;
     const int status =
         ask(server, "/slots/0?action=save", json_pack("{s:s}", "filename", name), &reply);
     if (!status) json_decref(reply);

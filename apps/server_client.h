@@ -49,6 +49,11 @@ int neap_server_chat_prompt(neap_server *server, const char *system, const char 
  * cache. exactly: goes on past the end of the answer until n_predict tokens are there. */
 int neap_server_complete(neap_server *server, const neap_tokens *prompt, unsigned n_predict,
                          bool exactly, neap_answer *ret_answer);
+/* How often the model now chooses the next token of an earlier answer, given the prompt and the
+ * answer up to there: one request a token, so that one difference does not make all that follow
+ * count as different. */
+int neap_server_agreement(neap_server *server, const neap_tokens *prompt, const int32_t *answer,
+                          size_t n, size_t *ret_same);
 void neap_answer_free(neap_answer *answer);
 void neap_tokens_free(neap_tokens *tokens);
 /* Slot 0 to and from a file of slot_dir. load: false when there is none, or it is unusable. */
