@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,10 +22,11 @@ typedef struct pairs {
 } pairs;
 
 /* In the child: becomes llama-bench with its output in fd. */
-static void become_bench(const char *model, bool with_neap, int fd, pid_t parent) {
+static void become_bench(const char *model, bool with_neap, int fd, int log_fd, pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(1);
     dup2(fd, STDOUT_FILENO);
+    if (log_fd >= 0) dup2(log_fd, STDERR_FILENO);
     if (!with_neap) {
         unsetenv("GGML_BACKEND_PATH");
         unsetenv("LLAMA_ARG_DEVICE");
@@ -58,9 +60,10 @@ static json_t *run_bench(const char *model, bool with_neap) {
         return NULL;
     }
     const pid_t parent = getpid();
+    const int log_fd = memfd_create("llama-bench", MFD_CLOEXEC);
     fflush(NULL);
     const pid_t pid = fork();
-    if (pid == 0) become_bench(model, with_neap, ends[1], parent);
+    if (pid == 0) become_bench(model, with_neap, ends[1], log_fd, parent);
     const int err = -errno;
     close(ends[1]);
     json_t *reply = NULL;
@@ -72,12 +75,17 @@ static json_t *run_bench(const char *model, bool with_neap) {
         close(ends[0]);
     int wait_status = 0;
     if (pid > 0) waitpid(pid, &wait_status, 0);
-    if (json_is_array(reply) && WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0)
-        return reply;
-    json_decref(reply);
-    neap_cli_error(NEAP_EXIT_FAILED, "its own message is above", "llama-bench %s neap: %s",
-                   with_neap ? "with" : "without", pid < 0 ? neap_strerror(err) : "failed");
-    return NULL;
+    const bool good =
+        json_is_array(reply) && WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0;
+    if (!good) {
+        json_decref(reply);
+        reply = NULL;
+        neap_cli_error(NEAP_EXIT_FAILED, NULL, "llama-bench %s neap: %s",
+                       with_neap ? "with" : "without", pid < 0 ? neap_strerror(err) : "failed");
+        neap_cli_print_tail("llama-bench", log_fd);
+    }
+    if (log_fd >= 0) close(log_fd);
+    return reply;
 }
 
 /* Tokens per second of both tests; checks that it ran on what it should have. */

@@ -2,7 +2,8 @@
  * against the paper's baseline.
  *
  * Two servers run side by side, one a policy, with the same context of P tokens. A measurement:
- *   1. reset   the prefix and one other token: what an earlier request added is gone
+ *   1. reset   load the context again, so that no copy of it is left on storage by an earlier
+ *              eviction, then the prefix and one other token: what an earlier request added is gone
  *   2. evict   down to the remaining share wanted
  *   3. ask     the prefix and 8 new tokens; the prefix must come from the cache
  *   4. restore everything
@@ -204,6 +205,20 @@ static int evict_to(const side *s, double share, double *ret_share) {
     return 0;
 }
 
+/* The slot file of a side holds its context as it is after the first eviction. */
+static void settled_name(const bench *b, const side *s, char name[192]) {
+    snprintf(name, 192, "settled-%d-%s", neap_server_pid(s->server), b->slot_name);
+}
+
+static int load_settled(const bench *b, const side *s) {
+    char name[192];
+    bool loaded = false;
+    settled_name(b, s, name);
+    const int status = neap_server_slot_load(s->server, name, &loaded);
+    if (status || loaded) return status;
+    return neap_cli_error(NEAP_EXIT_FAILED, NULL, "llama-server: cannot load the context again");
+}
+
 static int reset(const bench *b, const side *s) {
     neap_answer answer = {0};
     const int status = neap_server_complete(s->server, &b->prefix_reset, 0, true, &answer);
@@ -282,7 +297,8 @@ static int measure(bench *b, side *s, size_t level, double share) {
     double remaining = 1;
     json_t *before = NULL, *after = NULL;
     neap_answer answer = {0};
-    int status = reset(b, s);
+    int status = load_settled(b, s);
+    if (!status) status = reset(b, s);
     if (!status && share < 1) status = evict_to(s, share, &remaining);
     if (!status) status = load_stat(s, &before);
     if (!status) status = ask(b, s, &answer);
@@ -315,6 +331,9 @@ static int settle(bench *b, side *s, bool exact) {
     if (!status) status = reset(b, s);
     if (!status) status = evict_to(s, 0, &share);
     if (!status) status = restore(s);
+    char name[192];
+    settled_name(b, s, name);
+    if (!status) status = neap_server_slot_save(s->server, name);
     return status;
 }
 
@@ -435,9 +454,13 @@ static json_t *row_json(const bench *b, size_t level, size_t policy) {
     return row;
 }
 
+static const char *model_label(const bench *b) {
+    return neap_model_label(b->options.n_models ? b->options.models[0] : NULL);
+}
+
 static void print_table(const bench *b) {
-    printf("%s, context of %ld tokens, %d new ones, codec %s\n", neap_model_label(b->model_path),
-           b->context, NEW_TOKENS, b->codec);
+    printf("%s, context of %ld tokens, %d new ones, codec %s\n", model_label(b), b->context,
+           NEW_TOKENS, b->codec);
     printf("%9s  %-16s %24s %10s %10s %9s %9s  %s\n", "REMAINING", "POLICY", "TTFT ms (min to max)",
            "STORAGE", "MEMORY", "RATIO", "ADDED", "OUTPUT");
     for (size_t level = 0; level < b->n_levels; level++) {
@@ -479,8 +502,15 @@ static int report(const bench *b, json_t *rows) {
 }
 
 static void free_bench(bench *b) {
-    for (size_t i = 0; i < N_POLICIES; i++)
-        neap_server_stop(b->sides[i].server);
+    for (size_t i = 0; i < N_POLICIES; i++) {
+        const side *s = &b->sides[i];
+        if (!s->server) continue;
+        char name[192], path[NEAP_PATH_MAX + 192];
+        settled_name(b, s, name);
+        snprintf(path, sizeof path, "%s%s", b->slot_dir, name);
+        if (b->slot_name[0]) unlink(path);
+        neap_server_stop(s->server);
+    }
     neap_tokens_free(&b->prefix_new);
     neap_tokens_free(&b->prefix_reset);
     free(b);
@@ -506,9 +536,8 @@ static int run(bench *b) {
     }
     const int printed = neap_cli_print_json(
         json_pack("{s:o, s:s, s:{s:f, s:f}, s:o}", "machine", neap_machine_json(), "model",
-                  neap_model_label(b->options.n_models ? b->options.models[0] : NULL), "rates",
-                  "read_bytes_per_s", b->rate.read_bps, "decode_bytes_per_s", b->rate.decode_bps,
-                  "rows", rows));
+                  model_label(b), "rates", "read_bytes_per_s", b->rate.read_bps,
+                  "decode_bytes_per_s", b->rate.decode_bps, "rows", rows));
     return status ? status : printed;
 }
 

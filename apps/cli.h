@@ -40,6 +40,8 @@ int neap_bench_ttft(int argc, char **argv);
 int neap_cli_error(int status, const char *remedy, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void neap_cli_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* After an error of a program that neap started: the end of what it printed into log_fd. */
+void neap_cli_print_tail(const char *program, int log_fd);
 /* Prints one JSON document and frees it; a write that fails is an error like any other. */
 int neap_cli_print_json(json_t *document);
 /* Flushes stdout; status, or NEAP_EXIT_FAILED with a message when the output could not be written.

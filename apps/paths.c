@@ -65,11 +65,10 @@ int neap_path_load_backend(void) {
             return neap_cli_error(NEAP_EXIT_FAILED, NULL, "GGML_BACKEND_PATH: %s",
                                   neap_strerror(-errno));
     }
-    /* OpenMP's threads spin between operations and starve whatever restores memory meanwhile: on two
-     * busy cores decoding was 10 times slower. A user's own setting is kept. */
+    /* OpenMP's threads spin between operations and starve whatever restores memory meanwhile: on
+     * two busy cores decoding was 10 times slower. A user's own setting is kept. */
     if (!getenv("GOMP_SPINCOUNT") && setenv("OMP_WAIT_POLICY", "passive", 0) != 0)
-        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "OMP_WAIT_POLICY: %s",
-                              neap_strerror(-errno));
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "OMP_WAIT_POLICY: %s", neap_strerror(-errno));
     if (setenv("LLAMA_ARG_DEVICE", "NEAP", 0) != 0)
         return neap_cli_error(NEAP_EXIT_FAILED, NULL, "LLAMA_ARG_DEVICE: %s",
                               neap_strerror(-errno));

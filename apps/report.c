@@ -33,6 +33,18 @@ void neap_cli_warn(const char *format, ...) {
     fputc('\n', stderr);
 }
 
+void neap_cli_print_tail(const char *program, int log_fd) {
+    char tail[1500];
+    const off_t end = lseek(log_fd, 0, SEEK_END);
+    const off_t from = end > (off_t)sizeof tail - 1 ? end - ((off_t)sizeof tail - 1) : 0;
+    const ssize_t got = pread(log_fd, tail, sizeof tail - 1, from);
+    if (got <= 0) return;
+    tail[got] = '\0';
+    const char *text = tail, *newline = strchr(tail, '\n');
+    if (from && newline) text = newline + 1;
+    fprintf(stderr, "--- %s said:\n%s---\n", program, text);
+}
+
 int neap_cli_finish(int status) {
     if (fflush(stdout) == 0 && !ferror(stdout)) return status;
     return neap_cli_error(NEAP_EXIT_FAILED, "is the disk full?", "standard output: %s",

@@ -128,19 +128,6 @@ static void become_server(const neap_server_options *options, const neap_server 
     _exit(127);
 }
 
-/* The end of what the server printed, for an error message. */
-static void print_log_tail(const neap_server *server) {
-    char tail[1500];
-    const off_t end = lseek(server->log_fd, 0, SEEK_END);
-    const off_t from = end > (off_t)sizeof tail - 1 ? end - ((off_t)sizeof tail - 1) : 0;
-    const ssize_t got = pread(server->log_fd, tail, sizeof tail - 1, from);
-    if (got <= 0) return;
-    tail[got] = '\0';
-    char *text = tail;
-    if (from) text = strchr(tail, '\n') ? strchr(tail, '\n') + 1 : tail;
-    fprintf(stderr, "--- llama-server said:\n%s---\n", text);
-}
-
 static bool ended(neap_server *server) {
     if (server->pid <= 0) return true;
     if (waitpid(server->pid, NULL, WNOHANG) != server->pid) return false;
@@ -276,7 +263,7 @@ static int request(neap_server *server, const char *path, const char *body, bool
         neap_cli_error(NEAP_EXIT_FAILED, NULL, "llama-server %s: %s (HTTP %ld) %.300s", path,
                        code == CURLE_OK ? "refused" : curl_easy_strerror(code), http_status,
                        r->bytes ? r->bytes : "");
-    if (ended(server)) print_log_tail(server);
+    if (ended(server)) neap_cli_print_tail("llama-server", server->log_fd);
     return status;
 }
 
@@ -368,7 +355,7 @@ int neap_server_start(const neap_server_options *options, neap_server **ret_serv
         if (!again) {
             status = neap_cli_error(NEAP_EXIT_FAILED, NULL, "llama-server: %s",
                                     failed == 1 ? "ended before it answered" : "does not answer");
-            print_log_tail(server);
+            neap_cli_print_tail("llama-server", server->log_fd);
         }
         neap_server_stop(server);
         if (!again) return status;
