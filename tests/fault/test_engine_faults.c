@@ -303,9 +303,9 @@ static uint32_t walk(const char *prefix, int err, int sticky, const char *codec)
 }
 
 static void test_walk(void) {
-    const char *prefixes[] = {"file.read", "file.write",  "file.punch",  "file.stat",
-                              "ring.read", "ring.submit", "vm.populate", "vm.protect",
-                              "vm.drop",   "vm.held",     "vm.reserve",  "thread."};
+    const char *prefixes[] = {"file.read",   "file.write",  "file.punch", "ring.read",
+                              "ring.submit", "vm.populate", "vm.protect", "vm.drop",
+                              "vm.held",     "vm.reserve",  "thread."};
     for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
         for (int sticky = 0; sticky < 2; sticky++) {
             const uint32_t fired = walk(prefixes[i], -EIO, sticky, sticky ? "q8" : "none");
