@@ -12,6 +12,7 @@
  * Remaining counts resident bytes and copies compressed in memory, of weights and KV cells in use;
  * compute buffers are no part of it. The baseline goes first at every level and neap is evicted at
  * least as far, so that a difference is never in neap's favour. */
+#include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -123,6 +124,18 @@ static int make_prompts(bench *b) {
     return status;
 }
 
+/* Removes what benchmarks that were killed left behind. */
+static void remove_stale(const char *folder) {
+    DIR *dir = opendir(folder);
+    const struct dirent *entry;
+    while (dir && (entry = readdir(dir))) {
+        int pid = 0;
+        if (sscanf(entry->d_name, "settled-%d-", &pid) == 1 && !neap_proc_alive(pid))
+            unlinkat(dirfd(dir), entry->d_name, 0);
+    }
+    if (dir) closedir(dir);
+}
+
 /* Where the filled context is kept between runs: named by model, tokens and version. */
 static int name_slot(bench *b) {
     struct stat info;
@@ -134,6 +147,7 @@ static int name_slot(bench *b) {
         err = neap_make_dirs(b->slot_dir, 0700);
     }
     if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "bench folder: %s", neap_strerror(err));
+    remove_stale(b->slot_dir);
     snprintf(b->slot_name, sizeof b->slot_name, "ctx-%lld-%lld-%016llx.bin",
              (long long)info.st_size, (long long)info.st_mtime,
              (unsigned long long)neap_checksum(b->prefix_reset.ids,
