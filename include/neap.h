@@ -90,7 +90,8 @@ NEAP_API void *neap_region_base(const neap_region *region);
 NEAP_API size_t neap_region_size(const neap_region *region);
 /* For a program that learns a region's use after reserving it; before any unit is added. */
 NEAP_API void neap_region_set_kind(neap_region *region, int kind);
-/* Frees the region and every unit in it (waits for running restores of them); takes NULL. */
+/* Frees the region and every unit that touches it. Waits for uses and restores to end, so not
+ * within a use; takes NULL. */
 NEAP_API void neap_region_free(neap_region *region);
 
 /* Scratch regions only: names the byte ranges whose content must outlive the end of the current
@@ -174,7 +175,8 @@ NEAP_API int neap_kv_clear(neap_kv *kv);
 /* ---- use ---- */
 
 /* Between begin and end the caller computes on units; several uses may run at once. begin waits
- * while an eviction runs or one is waiting (evictions come first); both are cheap otherwise.
+ * while an eviction runs or one is waiting (evictions come first); both are cheap otherwise. A
+ * thread must not begin a use within a use of its own.
  * kind: NEAP_USE_COMPUTE counts as inference in the state shown; NEAP_USE_ACCESS does not. */
 enum { NEAP_USE_COMPUTE = 1, NEAP_USE_ACCESS = 2 };
 NEAP_API void neap_use_begin(neap_engine *engine, int kind);
@@ -227,7 +229,8 @@ NEAP_API int neap_evict(neap_engine *engine, const neap_evict_request *request,
                         neap_evict_result *ret_result);
 
 /* Brings everything back and returns when it is; cheaper than what a request would wait for.
- * Fails with the first error; what could be restored is. */
+ * Fails with the first error (what could be restored is), NEAP_E_LOST when a unit is lost,
+ * -ECANCELED when an eviction came in between. */
 NEAP_API int neap_restore(neap_engine *engine, uint64_t *ret_bytes);
 
 typedef enum neap_stage {

@@ -15,6 +15,9 @@
 #include "bytes.h"
 #include "fault.h"
 
+#ifndef MADV_COLD
+#define MADV_COLD 20
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -91,6 +94,12 @@ int neap_vm_protect(void *addr, size_t len, bool accessible) {
 
 void neap_vm_huge(void *addr, size_t len, bool huge) {
     madvise(addr, len, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+}
+
+/* MADV_COLD over a part of a huge page splits it and otherwise only marks the part as unused. */
+void neap_vm_split(const void *addr) {
+    const uintptr_t page = neap_vm_page(), skew = (uintptr_t)addr % page;
+    madvise((void *)(uintptr_t)((const char *)addr - skew), page, MADV_COLD);
 }
 
 /* A page that was only read is the kernel's shared zero page, which pagemap shows as present: such

@@ -19,6 +19,9 @@ int neap_vm_populate(void *addr, size_t len);
 int neap_vm_protect(void *addr, size_t len, bool accessible);
 /* Asks for huge pages (true) or none (false). Advice: failure is not an error. */
 void neap_vm_huge(void *addr, size_t len, bool huge);
+/* Splits the huge page around the page of addr, so that its other pages really go back when they
+ * are dropped: a huge page of which one page is kept stays whole until the kernel runs short. */
+void neap_vm_split(const void *addr);
 /* Bytes of the range that are present in memory (pagemap: present or swapped count as held; so does
  * a page that was only read, the kernel's shared zero page). */
 int neap_vm_held(const void *addr, size_t len, uint64_t *ret_bytes);

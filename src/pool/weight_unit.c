@@ -257,12 +257,20 @@ static int secure_copy(neap_pool *pool, neap_unit *unit, neap_evicted *evicted) 
     return 0;
 }
 
+/* What lies beside the span may stay: it must not hold a huge page of which most goes. */
+static void split_ends(neap_span span) {
+    if (span.len == 0) return;
+    neap_vm_split(span.addr);
+    neap_vm_split(span.addr + span.len - 1);
+}
+
 int neap_weight_unit_evict(neap_pool *pool, neap_unit *unit, neap_evicted *ret_evicted) {
     ret_evicted->action = NEAP_ACTION_DROP;
     int err = secure_copy(pool, unit, ret_evicted);
     if (err) return err;
     size_t n_dropped = 0;
     for (size_t i = 0; i < unit->n_parts; i++) {
+        split_ends(unit->parts[i].inner);
         err = neap_span_drop(pool, unit->parts[i].inner, &ret_evicted->dropped_bytes);
         if (err && n_dropped == 0) return err; /* nothing happened yet */
         n_dropped += unit->parts[i].inner.len > 0;
