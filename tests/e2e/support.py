@@ -106,7 +106,8 @@ class Server:
         self.slot_dir = os.path.join(self.folder, "slots")
         os.mkdir(self.slot_dir)
         self.log_path = os.path.join(self.folder, "log")
-        self.env = dict(os.environ, XDG_RUNTIME_DIR=runtime_dir(work), LLAMA_ARG_CACHE_RAM="0")
+        self.env = dict(os.environ, XDG_RUNTIME_DIR=runtime_dir(work), LLAMA_ARG_CACHE_RAM="0",
+                        OMP_WAIT_POLICY="passive")  # two cores that others may use too
         for name in [n for n in self.env if n.startswith("NEAP_")]:
             del self.env[name]
         options = ["--host", "127.0.0.1", "--port", str(self.port), "-c", str(ctx * slots),
@@ -213,7 +214,8 @@ class Server:
             connection.request("POST", "/completion", json.dumps(body),
                                {"Content-Type": "application/json"})
             response = connection.getresponse()
-            check(response.status == 200, f"stream: status {response.status}: {response.read()!r}")
+            if response.status != 200:
+                raise Failed(f"stream: status {response.status}: {response.read()!r}")
             for line in response:
                 if not line.startswith(b"data: {"):
                     continue
