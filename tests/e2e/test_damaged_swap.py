@@ -6,21 +6,20 @@ import os
 import support as s
 
 
-def swap_descriptors(server):
-    folder = f"/proc/{server.pid}/fd"
-    out = []
+def swap_files(server):
+    """One descriptor of the server for each swap file it has open."""
+    folder, out = f"/proc/{server.pid}/fd", {}
     for name in os.listdir(folder):
-        with_path = os.path.join(folder, name)
-        target = os.readlink(with_path)
-        if target.startswith(os.path.realpath(server.swap_dir) + "/"):
-            out.append(with_path)
-    return out
+        path = os.path.join(folder, name)
+        if os.readlink(path).startswith(os.path.realpath(server.swap_dir) + "/"):
+            out[os.stat(path).st_ino] = path
+    return out.values()
 
 
 def damage(server):
     """Flips one bit in every 4 KiB of what the swap file holds."""
     flipped = 0
-    for path in swap_descriptors(server):
+    for path in swap_files(server):
         with open(path, "r+b") as file:
             size = os.fstat(file.fileno()).st_size
             for offset in range(64, size, 4096):

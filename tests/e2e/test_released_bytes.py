@@ -5,8 +5,8 @@ import support as s
 
 
 def run(work, codec, steps):
-    with s.Server(work, s.QWEN, codec=codec, ctx=8192) as server:
-        server.tokens(s.prose(31, 5000), 4)
+    with s.Server(work, s.QWEN, codec=codec, ctx=4096) as server:
+        server.tokens(s.prose(31, 2800), 4)
         for share, only in steps:
             before, stat_before = server.held(), server.stat()
             result = server.evict(share, only)
