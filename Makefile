@@ -64,7 +64,8 @@ install: all
 
 uninstall:
 	@test -f build/installed.txt || { echo 'nothing was installed from this folder' >&2; exit 1; }
-	@sed 's|^|$(DESTDIR)|' build/installed.txt | while read -r file; do rm -fv "$$file"; done
+	@sed 's|^|$(DESTDIR)|' build/installed.txt | while read -r file || [ -n "$$file" ]; do \
+		rm -fv "$$file"; done
 	@rm build/installed.txt
 
 clean:
