@@ -55,6 +55,7 @@ typedef struct side {
     int32_t unrounded[ANSWER_TOKENS]; /* the answer before anything was evicted */
     int32_t reference[ANSWER_TOKENS]; /* the answer that every later cycle must give */
     bool has_reference;
+    bool reloads; /* the settled context can be loaded again */
     series levels[LEVELS_MAX];
 } side;
 
@@ -233,10 +234,24 @@ static int load_settled(const bench *b, const side *s) {
     return neap_cli_error(NEAP_EXIT_FAILED, NULL, "llama-server: cannot load the context again");
 }
 
-static int reset(const bench *b, const side *s) {
+/* Tokens computed go to *ret_computed: 1 when the context was reused. */
+static int reset(const bench *b, const side *s, uint64_t *ret_computed) {
     neap_answer answer = {0};
     const int status = neap_server_complete(s->server, &b->prefix_reset, 0, true, &answer);
+    *ret_computed = answer.prompt_n;
     neap_answer_free(&answer);
+    return status;
+}
+
+/* Brings the context back to what it was before the last measurement; it must not be read again. */
+static int rewind_context(const bench *b, const side *s) {
+    uint64_t computed = 0;
+    int status = s->reloads ? load_settled(b, s) : 0;
+    if (!status) status = reset(b, s, &computed);
+    if (!status && computed > 1)
+        status = neap_cli_error(NEAP_EXIT_FAILED, NULL,
+                                "the context was not reused: %llu tokens computed instead of 1",
+                                (unsigned long long)computed);
     return status;
 }
 
@@ -311,8 +326,7 @@ static int measure(bench *b, side *s, size_t level, double share) {
     double remaining = 1;
     json_t *before = NULL, *after = NULL;
     neap_answer answer = {0};
-    int status = load_settled(b, s);
-    if (!status) status = reset(b, s);
+    int status = rewind_context(b, s);
     if (!status && share < 1) status = evict_to(s, share, &remaining);
     if (!status) status = load_stat(s, &before);
     if (!status) status = ask(b, s, &answer);
@@ -331,23 +345,44 @@ static bool is_exact(const bench *b, const char *policy) {
     return neap_codec_find(b->codec)->lossless || neap_policy_find(policy)->clean_storage;
 }
 
+/* One full eviction: a lossy codec changes nothing more after it. */
+static int round_once(side *s) {
+    double share;
+    const int status = evict_to(s, 0, &share);
+    return status ? status : restore(s);
+}
+
+/* Keeps the rounded context in a slot file and tries to load it. llama-server cannot reuse a loaded
+ * context of a sliding-window model: it reads it again, which undoes the rounding. Such a context
+ * is left where it is from then on, and copies of earlier evictions stay on storage. */
+static int keep_settled(bench *b, side *s) {
+    char name[192];
+    uint64_t computed = 0;
+    settled_name(b, s, name);
+    int status = neap_server_slot_save(s->server, name);
+    if (!status) status = load_settled(b, s);
+    if (!status) status = reset(b, s, &computed);
+    s->reloads = !status && computed == 1;
+    if (status || s->reloads) return status;
+    neap_cli_warn("this model's context cannot be loaded again: chunks that were evicted once are "
+                  "clean from then on, and restored from storage");
+    return round_once(s);
+}
+
 /* Before the first measurement: the answer of a context that was never evicted, which is what exact
- * ones must always give, then one full eviction, after which a lossy codec changes nothing more. */
+ * ones must always give; then the context is rounded and kept. */
 static int settle(bench *b, side *s, bool exact) {
     neap_answer answer = {0};
-    double share;
-    int status = reset(b, s);
+    uint64_t computed = 0;
+    int status = reset(b, s, &computed);
     if (!status) status = ask(b, s, &answer);
     if (!status) memcpy(s->unrounded, answer.tokens.ids, sizeof s->unrounded);
     if (!status && exact) memcpy(s->reference, s->unrounded, sizeof s->reference);
     s->has_reference = !status && exact;
     neap_answer_free(&answer);
-    if (!status) status = reset(b, s);
-    if (!status) status = evict_to(s, 0, &share);
-    if (!status) status = restore(s);
-    char name[192];
-    settled_name(b, s, name);
-    if (!status) status = neap_server_slot_save(s->server, name);
+    if (!status) status = reset(b, s, &computed);
+    if (!status) status = round_once(s);
+    if (!status) status = keep_settled(b, s);
     return status;
 }
 
