@@ -75,4 +75,5 @@ neap_totals neap_totals_get(neap_engine *engine); /* [L] */
 
 /* endpoint.c: logs what fails. */
 void neap_endpoint_open(neap_engine *engine);
+void neap_endpoint_close(neap_engine *engine);
 #endif

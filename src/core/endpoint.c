@@ -44,6 +44,18 @@ static char *answer(const char *line, void *ctx) {
     return reply;
 }
 
+/* A program may end with its engine alive: its socket must not outlive it. */
+static const neap_listener *listener_at_exit;
+
+static void unlink_at_exit(void) {
+    if (listener_at_exit) neap_listener_unlink(listener_at_exit);
+}
+
+void neap_endpoint_close(neap_engine *engine) {
+    if (listener_at_exit == engine->listener) listener_at_exit = NULL;
+    neap_listener_free(engine->listener);
+}
+
 void neap_endpoint_open(neap_engine *engine) {
     char path[PATH_MAX];
     int err = neap_runtime_dir(path, sizeof path - 32);
@@ -51,6 +63,10 @@ void neap_endpoint_open(neap_engine *engine) {
         const size_t len = strlen(path);
         snprintf(path + len, sizeof path - len, "/%d.sock", neap_proc_self());
         err = neap_listener_create(path, answer, engine, &engine->listener);
+    }
+    if (!err && !listener_at_exit) {
+        listener_at_exit = engine->listener;
+        atexit(unlink_at_exit);
     }
     if (err)
         neap_log(NEAP_LOG_WARN, "no control socket: %s (neap ps, evict and stat will not see this)",

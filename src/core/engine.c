@@ -60,7 +60,7 @@ int neap_engine_create(const neap_options *options, neap_engine **ret_engine) {
 
 void neap_engine_free(neap_engine *engine) {
     if (!engine) return;
-    neap_listener_free(engine->listener); /* first: its threads evict and restore */
+    neap_endpoint_close(engine); /* first: its threads evict and restore */
     neap_pipeline_free(engine->pipeline);
     if (engine->regions) neap_log(NEAP_LOG_ERROR, "engine freed before its regions");
     neap_pool_free(engine->pool);

@@ -25,6 +25,7 @@
 #include "clock.h"
 #include "err.h"
 #include "fault.h"
+#include "thread.h"
 
 #define CONNECTIONS_MAX 16
 #define SILENCE_MS 10000
@@ -213,7 +214,7 @@ static void connection_begin(neap_listener *listener, int fd) {
 
     *c = (connection){.listener = listener, .index = index, .fd = fd};
     pthread_t thread;
-    if (stopping || pthread_create(&thread, NULL, connection_main, c) != 0) {
+    if (stopping || neap_thread_create(&thread, connection_main, c, "neap-client") != 0) {
         connection_end(c);
         free(c);
         return;
@@ -297,11 +298,15 @@ static int listener_bind(neap_listener *listener, const char *path) {
 }
 
 /* Closes and frees what create has made so far; no thread runs. */
-static void listener_destroy(neap_listener *listener) {
+void neap_listener_unlink(const neap_listener *listener) {
     struct stat st;
     if (listener->path[0] && lstat(listener->path, &st) == 0 && st.st_dev == listener->device &&
         st.st_ino == listener->inode)
         unlink(listener->path);
+}
+
+static void listener_destroy(neap_listener *listener) {
+    neap_listener_unlink(listener);
     if (listener->fd >= 0) close(listener->fd);
     if (listener->stop_fd >= 0) close(listener->stop_fd);
     pthread_mutex_destroy(&listener->lock);
@@ -322,7 +327,7 @@ int neap_listener_create(const char *path, neap_line_handler handler, void *ctx,
         listener->fds[i] = -1;
     listener->stop_fd = eventfd(0, EFD_CLOEXEC);
     int err = listener->stop_fd < 0 ? -errno : listener_bind(listener, path);
-    if (!err) err = -pthread_create(&listener->thread, NULL, listener_main, listener);
+    if (!err) err = neap_thread_create(&listener->thread, listener_main, listener, "neap-control");
     if (err) {
         listener_destroy(listener);
         return err;

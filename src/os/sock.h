@@ -18,6 +18,8 @@ typedef char *(*neap_line_handler)(const char *line, void *ctx);
  * refused by SO_PEERCRED. A client that is silent for 10 s mid-line is dropped. */
 int neap_listener_create(const char *path, neap_line_handler handler, void *ctx,
                          neap_listener **ret_listener);
+/* Removes the socket's name only: for the end of a process whose threads may be anywhere. */
+void neap_listener_unlink(const neap_listener *listener);
 void neap_listener_free(neap_listener *listener); /* removes the socket; takes NULL */
 
 /* Connects, sends one line, returns the reply (malloc'd). timeout_ms 0: wait for ever. */

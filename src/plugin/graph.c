@@ -277,15 +277,28 @@ static bool is_ready(const access *entry) {
     return true;
 }
 
-/* A loss fails this request; what it leaves unreadable is noted, so that later ones can go on. */
-static int make_ready(const access *entry) {
-    int err = entry->is_write ? neap_kv_write(entry->layer->kv, entry->stream, entry->first,
-                                              entry->n, entry->whole)
-                              : neap_wait(neap_plugin_engine(), entry->unit);
-    if (err == NEAP_E_LOST && entry->layer != NULL) {
-        neap_lost_note(entry->layer, entry->stream, entry->first, entry->n);
+static int try_ready(const access *entry) {
+    return entry->is_write ? neap_kv_write(entry->layer->kv, entry->stream, entry->first, entry->n,
+                                           entry->whole)
+                           : neap_wait(neap_plugin_engine(), entry->unit);
+}
+
+/* A loss fails the request only if its attention would read what is lost: cells that this graph
+ * writes anew, or that its mask hides, are no matter. What stays lost is marked either way. */
+static int make_ready(const backend_context *ctx, const struct ggml_cgraph *graph,
+                      const access *entry) {
+    int err = try_ready(entry);
+    if (err != NEAP_E_LOST || entry->layer == NULL) {
+        return err;
     }
-    return err;
+    neap_lost_note(entry->layer, entry->stream, entry->first, entry->n);
+    for (size_t i = 0; i < ctx->n_accesses; i++) {
+        const access *other = &ctx->accesses[i];
+        if (other->whole && other->layer == entry->layer) {
+            neap_lost_unmark(other->layer, other->stream, other->first, other->n);
+        }
+    }
+    return neap_lost_visible(graph) ? NEAP_E_LOST : try_ready(entry);
 }
 
 /* Tells the engine what the graph needs, in the order of its nodes. */
@@ -314,6 +327,16 @@ static int announce(backend_context *ctx) {
     return neap_need(neap_plugin_engine(), ctx->units, n);
 }
 
+/* After a loss: what else is lost shows now, and not in one failed request after the other. */
+static void find_all_losses(const backend_context *ctx, const struct ggml_cgraph *graph,
+                            size_t next) {
+    for (; next < ctx->n_accesses; next++) {
+        if (ctx->accesses[next].layer != NULL) {
+            make_ready(ctx, graph, &ctx->accesses[next]);
+        }
+    }
+}
+
 static bool is_fused_tail(const struct ggml_cgraph *graph, int node) {
     return node > 0 && neap_host_op(graph->nodes[node]->op) == NEAP_OP_MUL &&
            neap_host_op(graph->nodes[node - 1]->op) == NEAP_OP_RMS_NORM;
@@ -333,8 +356,9 @@ static enum ggml_status compute_as_restored(backend_context *ctx, const struct g
                     stop = true;
                     break;
                 }
-                *ret_err = make_ready(&ctx->accesses[next]);
+                *ret_err = make_ready(ctx, graph, &ctx->accesses[next]);
                 if (*ret_err != 0) {
+                    find_all_losses(ctx, graph, next + 1);
                     return GGML_STATUS_FAILED;
                 }
             }
@@ -352,7 +376,7 @@ static enum ggml_status compute_as_restored(backend_context *ctx, const struct g
 static enum ggml_status compute_resident(backend_context *ctx, const struct ggml_cgraph *graph,
                                          int *ret_err) {
     for (size_t i = 0; i < ctx->n_accesses; i++) {
-        *ret_err = make_ready(&ctx->accesses[i]);
+        *ret_err = make_ready(ctx, graph, &ctx->accesses[i]);
         if (*ret_err != 0) {
             return GGML_STATUS_FAILED;
         }

@@ -42,12 +42,16 @@ int neap_lost_note(neap_layer_cache *layer, uint32_t stream, uint32_t first, uin
     return 0;
 }
 
+void neap_lost_unmark(neap_layer_cache *layer, uint32_t stream, uint32_t first, uint32_t n) {
+    if (layer->lost != NULL) {
+        memset(marks_of(layer, stream) + first, 0, n);
+    }
+}
+
 /* A graph or a state load writes K before V: a cell is whole again with its last plane. */
 void neap_lost_rewritten(neap_cache *cache, uint32_t stream, uint32_t first, uint32_t n) {
-    neap_layer_cache *layer = cache->owner;
-    bool last_plane = cache->is_v || layer->n_planes == 1;
-    if (layer->lost != NULL && last_plane) {
-        memset(marks_of(layer, stream) + first, 0, n);
+    if (cache->is_v || cache->owner->n_planes == 1) {
+        neap_lost_unmark(cache->owner, stream, first, n);
     }
 }
 

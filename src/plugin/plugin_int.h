@@ -87,6 +87,8 @@ typedef struct neap_buffer {
     neap_weight *weights; /* sorted by addr once ready */
     size_t n_weights, cap_weights, n_filled;
     atomic_bool weights_ready;
+    neap_region *packed;                /* repacked tensors, one after the other */
+    size_t packed_used;
     neap_mirror *mirrors;
     size_t n_mirrors;
     neap_shadow shadows[NEAP_SHADOWS_MAX];
@@ -151,6 +153,7 @@ int neap_cache_write(neap_cache *cache, size_t offset, size_t size);
 
 /* lost.c: cells whose content could not be brought back (see there) */
 int neap_lost_note(neap_layer_cache *layer, uint32_t stream, uint32_t first, uint32_t n);
+void neap_lost_unmark(neap_layer_cache *layer, uint32_t stream, uint32_t first, uint32_t n);
 void neap_lost_rewritten(neap_cache *cache, uint32_t stream, uint32_t first, uint32_t n);
 bool neap_lost_any(const neap_layer_cache *layer, uint32_t stream, uint32_t first, uint32_t n);
 /* True when the graph would read a lost cell. */

@@ -2,7 +2,6 @@
  * A loader that maps its file hands over an address inside the mapping: path and offset follow from
  * it. Otherwise the GGUF files that the process has open are parsed, the tensor is looked up by
  * name, and three samples of its bytes are compared. */
-#include <dirent.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,9 +2,9 @@
  *
  * Placement. Plain tensors move to a mirror of their file (base + file offset), so that a layer is
  * one contiguous range and direct reads land in place. Tensors for which the host's CPU backend has
- * a repacked form (the operation that reads each weight is known from the loader's questions) stay
- * where the loader put them, are written by the host's own repacking callback, and point to a
- * shadow buffer of the host's type, so that its kernels recognise them.
+ * a repacked form (the operation that reads each weight is known from the loader's questions) lie
+ * one after the other in a region of their own, are written by the host's own repacking callback,
+ * and point to a shadow buffer of the host's type, so that its kernels recognise them.
  *
  * Units. One a layer; small tensors (norms, biases) stay resident, so a graph can always be cut
  * before a matrix product and never inside a fused norm. */
@@ -209,12 +209,28 @@ static neap_region *mirror_of(neap_buffer *buffer, const char *path) {
     return mirror.region;
 }
 
+/* Where the loader put a repacked tensor its neighbours have moved away to the mirror: huge pages
+ * there would hold the gaps too. */
+static void move_to_packed(neap_buffer *buffer, neap_weight *weight) {
+    if (buffer->packed == NULL && neap_region_create(neap_plugin_engine(), buffer->size,
+                                                     NEAP_REGION_WEIGHTS, &buffer->packed) != 0) {
+        return;
+    }
+    size_t at = NEAP_ROUND_UP(buffer->packed_used, (size_t)64);
+    if (!weight->viewed && at + weight->len <= neap_region_size(buffer->packed)) {
+        weight->addr = (char *)neap_region_base(buffer->packed) + at;
+        weight->tensor->data = weight->addr;
+        buffer->packed_used = at + weight->len;
+    }
+}
+
 static void place_whole(neap_buffer *buffer, neap_weight *weight, const void *data, size_t size) {
     struct ggml_tensor *tensor = weight->tensor;
     if (neap_source_find(tensor, data, size, &weight->path, &weight->file_offset) != 0) {
         weight->path = NULL;
     }
     if (weight->extra != NULL) {
+        move_to_packed(buffer, weight);
         neap_shadow *shadow = shadow_for(buffer, weight->extra);
         shadow->donor->iface.set_tensor(shadow->donor, tensor, data, 0, size);
         return;
@@ -456,6 +472,7 @@ void neap_weights_free(neap_buffer *buffer) {
         neap_region_free(buffer->mirrors[i].region);
         free(buffer->mirrors[i].path);
     }
+    neap_region_free(buffer->packed);
     for (size_t i = 0; i < buffer->n_shadows; i++) {
         neap_host_fn.buffer_free(buffer->shadows[i].donor);
     }
