@@ -35,8 +35,8 @@ typedef struct neap_weight {
     char *path; /* file it came from; NULL: unknown */
     uint64_t file_offset;
     ggml_backend_buffer_type_t extra; /* repacked by this type of the host; NULL: plain */
-    bool in_place;                    /* lies at a mirror of its file: may be read back directly */
-    bool viewed;                      /* has views: must not move */
+    bool in_place; /* lies at its file offset modulo pages: may be read back directly */
+    bool viewed;   /* has views: must not move */
     bool filled;
     neap_unit_id *units; /* its layer's unit, or several for one large tensor */
     size_t n_units;      /* 0: always resident */
@@ -64,11 +64,6 @@ typedef struct neap_layer_cache {
     uint8_t *lost;      /* [n_streams * n_cells] 1: content lost, must not be read; NULL: none */
 } neap_layer_cache;
 
-typedef struct neap_mirror {
-    char *path;
-    neap_region *region;
-} neap_mirror;
-
 typedef struct neap_shadow {
     ggml_backend_buffer_type_t extra;
     ggml_backend_buffer_t donor;       /* throw-away buffer whose callbacks repack */
@@ -87,10 +82,8 @@ typedef struct neap_buffer {
     neap_weight *weights; /* sorted by addr once ready */
     size_t n_weights, cap_weights, n_filled;
     atomic_bool weights_ready;
-    neap_region *packed;                /* repacked tensors, one after the other */
+    neap_region *packed; /* where tensors move as they are loaded, one after the other */
     size_t packed_used;
-    neap_mirror *mirrors;
-    size_t n_mirrors;
     neap_shadow shadows[NEAP_SHADOWS_MAX];
     size_t n_shadows;
 

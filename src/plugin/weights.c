@@ -1,10 +1,10 @@
 /* weights.c - weight tensors of a buffer: placing, repacking, and the units they form.
  *
- * Placement. Plain tensors move to a mirror of their file (base + file offset), so that a layer is
- * one contiguous range and direct reads land in place. Tensors for which the host's CPU backend has
- * a repacked form (the operation that reads each weight is known from the loader's questions) lie
- * one after the other in a region of their own, are written by the host's own repacking callback,
- * and point to a shadow buffer of the host's type, so that its kernels recognise them.
+ * Placement. Tensors move to a region of ours as they are loaded, one after the other, so that huge
+ * pages hold no gaps. Plain ones keep their file offset modulo pages: direct reads land in place.
+ * Those for which the host's CPU backend has a repacked form (the operation that reads each weight
+ * is known from the loader's questions) are written by the host's own repacking callback and point
+ * to a shadow buffer of the host's type, so that its kernels recognise them.
  *
  * Units. One a layer; small tensors (norms, biases) stay resident, so a graph can always be cut
  * before a matrix product and never inside a fused norm. */
@@ -185,43 +185,25 @@ int neap_weights_init(neap_buffer *buffer, struct ggml_tensor *tensor) {
     return 0;
 }
 
-static neap_region *mirror_of(neap_buffer *buffer, const char *path) {
-    for (size_t i = 0; i < buffer->n_mirrors; i++) {
-        if (strcmp(buffer->mirrors[i].path, path) == 0) {
-            return buffer->mirrors[i].region;
-        }
+/* Moves the tensor behind those already placed, to an address of this remainder modulo pages.
+ * False: it stays where the loader put it. */
+static bool move_to_packed(neap_buffer *buffer, neap_weight *weight, uint64_t congruent_to) {
+    size_t page = neap_vm_page();
+    if (buffer->packed == NULL &&
+        neap_region_create(neap_plugin_engine(), buffer->size + (buffer->n_weights + 1) * page,
+                           NEAP_REGION_WEIGHTS, &buffer->packed) != 0) {
+        return false;
     }
-    neap_file_id id;
-    neap_mirror *grown =
-        realloc(buffer->mirrors, (buffer->n_mirrors + 1) * sizeof *buffer->mirrors);
-    if (grown == NULL) {
-        return NULL;
+    size_t remainder = (size_t)(congruent_to % page);
+    size_t at = NEAP_ROUND_DOWN(buffer->packed_used, page) + remainder;
+    at += at < buffer->packed_used ? page : 0;
+    if (weight->viewed || at + weight->len > neap_region_size(buffer->packed)) {
+        return false;
     }
-    buffer->mirrors = grown;
-    neap_mirror mirror = {.path = strdup(path)};
-    if (mirror.path == NULL || neap_path_identity(path, &id) != 0 ||
-        neap_region_create(neap_plugin_engine(), id.size_bytes, NEAP_REGION_WEIGHTS,
-                           &mirror.region) != 0) {
-        free(mirror.path);
-        return NULL;
-    }
-    buffer->mirrors[buffer->n_mirrors++] = mirror;
-    return mirror.region;
-}
-
-/* Where the loader put a repacked tensor its neighbours have moved away to the mirror: huge pages
- * there would hold the gaps too. */
-static void move_to_packed(neap_buffer *buffer, neap_weight *weight) {
-    if (buffer->packed == NULL && neap_region_create(neap_plugin_engine(), buffer->size,
-                                                     NEAP_REGION_WEIGHTS, &buffer->packed) != 0) {
-        return;
-    }
-    size_t at = NEAP_ROUND_UP(buffer->packed_used, (size_t)64);
-    if (!weight->viewed && at + weight->len <= neap_region_size(buffer->packed)) {
-        weight->addr = (char *)neap_region_base(buffer->packed) + at;
-        weight->tensor->data = weight->addr;
-        buffer->packed_used = at + weight->len;
-    }
+    weight->addr = (char *)neap_region_base(buffer->packed) + at;
+    weight->tensor->data = weight->addr;
+    buffer->packed_used = at + weight->len;
+    return true;
 }
 
 static void place_whole(neap_buffer *buffer, neap_weight *weight, const void *data, size_t size) {
@@ -230,18 +212,12 @@ static void place_whole(neap_buffer *buffer, neap_weight *weight, const void *da
         weight->path = NULL;
     }
     if (weight->extra != NULL) {
-        move_to_packed(buffer, weight);
+        move_to_packed(buffer, weight, NEAP_ROUND_UP(buffer->packed_used, (size_t)64));
         neap_shadow *shadow = shadow_for(buffer, weight->extra);
         shadow->donor->iface.set_tensor(shadow->donor, tensor, data, 0, size);
         return;
     }
-    neap_region *mirror =
-        weight->path != NULL && !weight->viewed ? mirror_of(buffer, weight->path) : NULL;
-    if (mirror != NULL && weight->file_offset + size <= neap_region_size(mirror)) {
-        weight->addr = (char *)neap_region_base(mirror) + weight->file_offset;
-        weight->in_place = true;
-        tensor->data = weight->addr;
-    }
+    weight->in_place = weight->path != NULL && move_to_packed(buffer, weight, weight->file_offset);
     memcpy(tensor->data, data, size);
 }
 
@@ -443,10 +419,11 @@ void neap_weights_finish(neap_buffer *buffer) {
             add_split_units(buffer, i, last_layer + 1);
         }
     }
-    if (buffer->n_mirrors > 0) {
-        neap_engine_set_model(neap_plugin_engine(), buffer->mirrors[0].path);
-    } else if (buffer->weights[0].path != NULL) {
-        neap_engine_set_model(neap_plugin_engine(), buffer->weights[0].path);
+    for (size_t i = 0; i < buffer->n_weights; i++) {
+        if (buffer->weights[i].path != NULL) {
+            neap_engine_set_model(neap_plugin_engine(), buffer->weights[i].path);
+            break;
+        }
     }
     atomic_store(&buffer->weights_ready, true);
 }
@@ -468,10 +445,6 @@ const neap_weight *neap_weights_find(const neap_buffer *buffer, const void *addr
 }
 
 void neap_weights_free(neap_buffer *buffer) {
-    for (size_t i = 0; i < buffer->n_mirrors; i++) {
-        neap_region_free(buffer->mirrors[i].region);
-        free(buffer->mirrors[i].path);
-    }
     neap_region_free(buffer->packed);
     for (size_t i = 0; i < buffer->n_shadows; i++) {
         neap_host_fn.buffer_free(buffer->shadows[i].donor);
@@ -480,6 +453,5 @@ void neap_weights_free(neap_buffer *buffer) {
         free(buffer->weights[i].path);
         free(buffer->weights[i].units);
     }
-    free(buffer->mirrors);
     free(buffer->weights);
 }
