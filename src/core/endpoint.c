@@ -1,5 +1,6 @@
 /* endpoint.c - the control socket of an engine. Without it the engine works all the same. */
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,15 +45,21 @@ static char *answer(const char *line, void *ctx) {
     return reply;
 }
 
-/* A program may end with its engine alive: its socket must not outlive it. */
-static const neap_listener *listener_at_exit;
+/* A program may end with its engine alive: its socket must not outlive it. The lock keeps engines
+ * of several threads, and an exit beside the freeing of an engine, from meeting here. */
+static pthread_mutex_t at_exit_lock = PTHREAD_MUTEX_INITIALIZER;
+static const neap_listener *listener_at_exit; /* at_exit_lock */
 
 static void unlink_at_exit(void) {
+    pthread_mutex_lock(&at_exit_lock);
     if (listener_at_exit) neap_listener_unlink(listener_at_exit);
+    pthread_mutex_unlock(&at_exit_lock);
 }
 
 void neap_endpoint_close(neap_engine *engine) {
+    pthread_mutex_lock(&at_exit_lock);
     if (listener_at_exit == engine->listener) listener_at_exit = NULL;
+    pthread_mutex_unlock(&at_exit_lock);
     neap_listener_free(engine->listener);
 }
 
@@ -64,9 +71,12 @@ void neap_endpoint_open(neap_engine *engine) {
         snprintf(path + len, sizeof path - len, "/%d.sock", neap_proc_self());
         err = neap_listener_create(path, answer, engine, &engine->listener);
     }
-    if (!err && !listener_at_exit) {
-        listener_at_exit = engine->listener;
-        atexit(unlink_at_exit);
+    if (!err) {
+        pthread_mutex_lock(&at_exit_lock);
+        const bool is_first = !listener_at_exit;
+        if (is_first) listener_at_exit = engine->listener;
+        pthread_mutex_unlock(&at_exit_lock);
+        if (is_first) atexit(unlink_at_exit);
     }
     if (err)
         neap_log(NEAP_LOG_WARN, "no control socket: %s (neap ps, evict and stat will not see this)",
