@@ -326,7 +326,7 @@ static int copy_to_storage(neap_pool *pool, neap_unit *unit, neap_worker *worker
     if (codec) {
         const neap_codec_chunk chunk = codec_chunk(unit);
         const size_t cap = codec->bound(&chunk);
-        size_t len;
+        size_t len = 0;
         void *bytes = neap_worker_bounce(worker, cap);
         if (!bytes) return -ENOMEM;
         err = codec->encode(&chunk, bytes, cap, &len);
