@@ -297,7 +297,6 @@ static int listener_bind(neap_listener *listener, const char *path) {
     return listen(listener->fd, CONNECTIONS_MAX) == 0 ? 0 : -errno;
 }
 
-/* Closes and frees what create has made so far; no thread runs. */
 void neap_listener_unlink(const neap_listener *listener) {
     struct stat st;
     if (listener->path[0] && lstat(listener->path, &st) == 0 && st.st_dev == listener->device &&
@@ -305,6 +304,7 @@ void neap_listener_unlink(const neap_listener *listener) {
         unlink(listener->path);
 }
 
+/* Closes and frees what create has made so far; no thread runs. */
 static void listener_destroy(neap_listener *listener) {
     neap_listener_unlink(listener);
     if (listener->fd >= 0) close(listener->fd);
