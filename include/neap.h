@@ -35,12 +35,12 @@ extern "C" {
 enum {
     NEAP_E_CORRUPT = -10001, /* bytes failed their checksum or are not of their format */
     NEAP_E_VERSION = -10002, /* a format or program of another version */
-    NEAP_E_BOUND   = -10003, /* a size or index outside what the object holds */
-    NEAP_E_BUDGET  = -10004, /* a limit set by the user would be exceeded; nothing was done */
+    NEAP_E_BOUND = -10003,   /* a size or index outside what the object holds */
+    NEAP_E_BUDGET = -10004,  /* a limit set by the user would be exceeded; nothing was done */
     NEAP_E_LATCHED = -10005, /* an earlier failure left the object unusable but for closing */
     NEAP_E_CHANGED = -10006, /* the model file is no longer the one that was loaded */
-    NEAP_E_LOST    = -10007, /* the unit's bytes could not be brought back; see neap_stat.lost */
-    NEAP_E_SYNTAX  = -10008, /* text that does not follow its grammar */
+    NEAP_E_LOST = -10007,    /* the unit's bytes could not be brought back; see neap_stat.lost */
+    NEAP_E_SYNTAX = -10008,  /* text that does not follow its grammar */
     NEAP_E_UNKNOWN = -10009, /* no object, codec, policy or command of that name */
 };
 
@@ -73,19 +73,21 @@ typedef struct neap_options {
 NEAP_API int neap_engine_create(const neap_options *options, neap_engine **ret_engine);
 NEAP_API void neap_engine_free(neap_engine *engine); /* takes NULL; all regions must be freed */
 
-/* Sets what `neap ps` and `neap stat` show as the model (copied; a path is cut to its last part). */
+/* Sets what `neap ps` and `neap stat` show as the model (copied; a path is cut to its last part).
+ */
 NEAP_API void neap_engine_set_model(neap_engine *engine, const char *model);
 
 /* ---- regions: reserved address space, committed when first written ---- */
 
 enum {
     NEAP_REGION_WEIGHTS = 1, /* huge pages where units are large enough */
-    NEAP_REGION_KV      = 2, /* small pages: grows by the cell */
+    NEAP_REGION_KV = 2,      /* small pages: grows by the cell */
     NEAP_REGION_SCRATCH = 3, /* compute buffers: released by evict while idle, see below */
 };
 
 /* size is rounded up to pages; the base is aligned to 2 MiB. Reads as zero until written. */
-NEAP_API int neap_region_create(neap_engine *engine, size_t size, int kind, neap_region **ret_region);
+NEAP_API int neap_region_create(neap_engine *engine, size_t size, int kind,
+                                neap_region **ret_region);
 NEAP_API void *neap_region_base(const neap_region *region);
 NEAP_API size_t neap_region_size(const neap_region *region);
 /* For a program that learns a region's use after reserving it; before any unit is added. */
@@ -103,11 +105,12 @@ NEAP_API int neap_scratch_hold(neap_region *region, const uint64_t (*offsets_len
 /* ---- weights ---- */
 
 typedef struct neap_weight_extent {
-    void *addr;            /* inside a region of this engine; any alignment */
+    void *addr; /* inside a region of this engine; any alignment */
     size_t len_bytes;
-    const char *path;      /* file that holds the same bytes, or NULL: kept in the swap file once
-                              evicted, or rebuilt (see rebuild) when that has no room */
-    uint64_t file_offset;  /* addr and file_offset congruent modulo the page size, for direct reads */
+    const char *path; /* file that holds the same bytes, or NULL: kept in the swap file once
+                         evicted, or rebuilt (see rebuild) when that has no room */
+    uint64_t
+        file_offset; /* addr and file_offset congruent modulo the page size, for direct reads */
     /* With path NULL: writes the bytes again at addr; may be NULL when the swap file must do. */
     int (*rebuild)(void *ctx, void *addr, size_t len_bytes);
     void *rebuild_ctx;
@@ -138,9 +141,9 @@ typedef struct neap_kv_plane {
 
 typedef struct neap_kv_layout {
     int layer;
-    uint32_t n_cells;   /* cells of one stream */
+    uint32_t n_cells; /* cells of one stream */
     uint32_t n_streams;
-    size_t n_planes;    /* 1 or 2 */
+    size_t n_planes; /* 1 or 2 */
     neap_kv_plane planes[2];
 } neap_kv_layout;
 
@@ -215,11 +218,12 @@ typedef struct neap_evict_result {
     uint64_t released_bytes;   /* what the kernel got back, compressed copies subtracted */
     uint64_t weights_bytes;    /* of that: weights dropped */
     uint64_t kv_memory_bytes;  /* KV bytes (uncompressed) that went to the in-memory stack */
-    uint64_t kv_storage_bytes; /* KV bytes (uncompressed) that went to the swap file or were clean there */
+    uint64_t kv_storage_bytes; /* KV bytes (uncompressed) that went to the swap file or were clean
+                                  there */
     uint64_t scratch_bytes;    /* compute buffers released */
     uint64_t duration_ns;
-    bool exhausted;            /* there was no more to release */
-    int storage_error;         /* 0, or why the swap file took no more (units stayed resident) */
+    bool exhausted;    /* there was no more to release */
+    int storage_error; /* 0, or why the swap file took no more (units stayed resident) */
 } neap_evict_result;
 
 /* Waits for the running uses to end (graph boundaries), then evicts. One eviction runs at a time;
@@ -234,10 +238,17 @@ NEAP_API int neap_evict(neap_engine *engine, const neap_evict_request *request,
 NEAP_API int neap_restore(neap_engine *engine, uint64_t *ret_bytes);
 
 typedef enum neap_stage {
-    NEAP_STAGE_NONE, NEAP_STAGE_KVONLY, NEAP_STAGE_KVANDW, NEAP_STAGE_WONLY, NEAP_STAGE_COMPKV,
+    NEAP_STAGE_NONE,
+    NEAP_STAGE_KVONLY,
+    NEAP_STAGE_KVANDW,
+    NEAP_STAGE_WONLY,
+    NEAP_STAGE_COMPKV,
 } neap_stage;
 typedef enum neap_state {
-    NEAP_STATE_IDLE, NEAP_STATE_INFERENCE, NEAP_STATE_EVICTING, NEAP_STATE_RESTORING,
+    NEAP_STATE_IDLE,
+    NEAP_STATE_INFERENCE,
+    NEAP_STATE_EVICTING,
+    NEAP_STATE_RESTORING,
 } neap_state;
 
 /* Meanings as in `neap stat --json` (docs/man/neap-stat.1). */
@@ -245,16 +256,16 @@ typedef struct neap_stat {
     neap_state state;
     neap_stage stage;
     uint32_t n_ctx, n_contexts;
-    uint64_t tokens;            /* cells in use */
+    uint64_t tokens; /* cells in use */
     uint64_t weights_total, weights_resident;
     uint64_t kv_total, kv_resident, kv_compressed_memory, kv_storage;
     uint64_t scratch_resident;
-    uint64_t released;          /* given back now: total - resident - compressed in memory */
+    uint64_t released; /* given back now: total - resident - compressed in memory */
     uint32_t units_weights, units_weights_evicted, units_kv, units_kv_evicted, lost;
     uint64_t evictions, restores, bytes_evicted, bytes_restored_storage, bytes_restored_memory;
     uint64_t wait_ns, errors;
     uint64_t ttft_ns, restore_ns;
-    double overlap;             /* of the last restore: 1 - waited / restored, 0..1 */
+    double overlap; /* of the last restore: 1 - waited / restored, 0..1 */
     char model[256];
     char codec[32], policy[32];
     char last_error[256];

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NEAP_ROUND_UP(x, a) (((x) + ((a) - 1)) / (a) * (a))
+#define NEAP_ROUND_UP(x, a) (((x) + ((a)-1)) / (a) * (a))
 #define NEAP_ROUND_DOWN(x, a) ((x) / (a) * (a))
 
 /* XXH3, 64 bit. */

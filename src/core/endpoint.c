@@ -48,11 +48,13 @@ static char *answer(const char *line, void *ctx) {
 /* A program may end with its engine alive: its socket must not outlive it. The lock keeps engines
  * of several threads, and an exit beside the freeing of an engine, from meeting here. */
 static pthread_mutex_t at_exit_lock = PTHREAD_MUTEX_INITIALIZER;
-static const neap_listener *listener_at_exit; /* at_exit_lock */
+static const neap_listener *listener_at_exit; /* at_exit_lock, as the next */
+static int owner_at_exit;                     /* a forked child leaves its parent's socket */
 
 static void unlink_at_exit(void) {
     pthread_mutex_lock(&at_exit_lock);
-    if (listener_at_exit) neap_listener_unlink(listener_at_exit);
+    if (listener_at_exit && owner_at_exit == neap_proc_self())
+        neap_listener_unlink(listener_at_exit);
     pthread_mutex_unlock(&at_exit_lock);
 }
 
@@ -74,7 +76,10 @@ void neap_endpoint_open(neap_engine *engine) {
     if (!err) {
         pthread_mutex_lock(&at_exit_lock);
         const bool is_first = !listener_at_exit;
-        if (is_first) listener_at_exit = engine->listener;
+        if (is_first) {
+            listener_at_exit = engine->listener;
+            owner_at_exit = neap_proc_self();
+        }
         pthread_mutex_unlock(&at_exit_lock);
         if (is_first) atexit(unlink_at_exit);
     }

@@ -18,7 +18,8 @@ typedef struct neap_file_id {
 } neap_file_id;
 
 int neap_file_open_read(const char *path, neap_file **ret_file);
-/* An unnamed file in dir (made with mode 0700 if missing) of mode 0600; gone when the process ends. */
+/* An unnamed file in dir (made with mode 0700 if missing) of mode 0600; gone when the process ends.
+ */
 int neap_file_open_swap(const char *dir, neap_file **ret_file);
 void neap_file_close(neap_file *file); /* takes NULL */
 int neap_file_identity(const neap_file *file, neap_file_id *ret_id);

@@ -7,7 +7,8 @@
 #include <stdint.h>
 
 typedef struct neap_proc_memory {
-    uint64_t anon_bytes, file_bytes, shmem_bytes, swap_bytes; /* Pss_Anon, Pss_File, Pss_Shmem, SwapPss */
+    uint64_t anon_bytes, file_bytes, shmem_bytes,
+        swap_bytes; /* Pss_Anon, Pss_File, Pss_Shmem, SwapPss */
 } neap_proc_memory;
 
 int neap_proc_memory_read(int pid, neap_proc_memory *ret_memory); /* smaps_rollup; pid 0: self */

@@ -8,7 +8,8 @@
 #include <stdint.h>
 
 size_t neap_vm_page(void);
-/* Reserves len bytes, aligned to align (a power of two >= page); reads as zero, commits on write. */
+/* Reserves len bytes, aligned to align (a power of two >= page); reads as zero, commits on write.
+ */
 int neap_vm_reserve(size_t len, size_t align, void **ret_addr);
 void neap_vm_unmap(void *addr, size_t len);
 /* Gives the pages back to the kernel; the range reads as zero afterwards. */

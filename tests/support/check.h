@@ -3,16 +3,16 @@
 #define NEAP_TESTS_CHECK_H
 #include <stdio.h>
 #include <stdlib.h>
-#define CHECK(cond)                                                                              \
-    do {                                                                                         \
-        if (!(cond)) {                                                                           \
-            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #cond);                   \
-            abort();                                                                             \
-        }                                                                                        \
+#define CHECK(cond)                                                            \
+    do {                                                                       \
+        if (!(cond)) {                                                         \
+            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #cond); \
+            abort();                                                           \
+        }                                                                      \
     } while (0)
-#define SKIP(reason)                                                                             \
-    do {                                                                                         \
-        printf("skipped: %s\n", reason);                                                         \
-        exit(77);                                                                                \
+#define SKIP(reason)                     \
+    do {                                 \
+        printf("skipped: %s\n", reason); \
+        exit(77);                        \
     } while (0)
 #endif
