@@ -165,6 +165,7 @@ typedef struct neap_instance {
 typedef struct neap_instances {
     neap_instance *items;
     size_t n;
+    size_t n_silent; /* live ones that did not answer (said on stderr) */
 } neap_instances;
 
 /* Every instance that answers, by pid; sockets of dead processes are removed. 0 or -errno. */

@@ -73,6 +73,18 @@ static json_t *stats_json(const neap_instances *instances) {
     return json_pack("{s:o}", "instances", list);
 }
 
+/* An instance that did not answer was not listed, and nothing was done to it. */
+static int with_silent(const neap_instances *instances, int status) {
+    return status == NEAP_EXIT_OK && instances->n_silent > 0 ? NEAP_EXIT_FAILED : status;
+}
+
+/* For --all: nothing to act on is a failure, unlike an empty list. */
+static int nobody(const neap_instances *instances) {
+    if (instances->n > 0 || instances->n_silent > 0) return NEAP_EXIT_OK;
+    return neap_cli_error(NEAP_EXIT_FAILED, "start one with neap serve or neap run",
+                          "no instance is running");
+}
+
 /* Ends a command that did something to each instance; what was done is shown even if one failed. */
 static int finish_list(const arguments *args, json_t *list, int status) {
     if (!args->as_json) {
@@ -110,6 +122,7 @@ int neap_cmd_ps(int argc, char **argv) {
         neap_instances_print(&instances, stdout);
         status = neap_cli_finish(NEAP_EXIT_OK);
     }
+    status = with_silent(&instances, status);
     neap_instances_free(&instances);
     return status;
 }
@@ -200,6 +213,7 @@ int neap_cmd_stat(int argc, char **argv) {
             print_stat(instances.items[i].stat);
         status = neap_cli_finish(NEAP_EXIT_OK);
     }
+    status = with_silent(&instances, status);
     neap_instances_free(&instances);
     return status;
 }
@@ -215,7 +229,7 @@ static void print_evicted(int pid, bool name_pid, const neap_evict_result *resul
            neap_cli_size(result->weights_bytes), neap_cli_size(result->kv_memory_bytes),
            neap_cli_size(result->kv_storage_bytes));
     if (result->scratch_bytes) printf(", compute buffers %s", neap_cli_size(result->scratch_bytes));
-    if (result->exhausted) fputs("; there was no more to release", stdout);
+    if (result->exhausted) fputs("; no more could be released", stdout);
     putchar('\n');
     if (result->storage_error)
         neap_cli_warn("pid %d: the swap file took no more: %s; what could not be stored stays in "
@@ -333,8 +347,8 @@ int neap_cmd_evict(int argc, char **argv) {
     if ((status = no_more_arguments(&evict_command, argc, argv))) return status;
     neap_instances instances = {0};
     if ((status = choose(&args, &instances))) return status;
-    if (instances.n == 0 && !args.as_json) puts("no instance is running");
-    status = evict_from(&instances, request, &args);
+    if ((status = nobody(&instances))) return status;
+    status = with_silent(&instances, evict_from(&instances, request, &args));
     neap_instances_free(&instances);
     return status;
 }
@@ -389,11 +403,13 @@ int neap_cmd_restore(int argc, char **argv) {
     if ((status = no_more_arguments(&restore_command, argc, argv))) return status;
     neap_instances instances = {0};
     if ((status = choose(&args, &instances))) return status;
+    if ((status = nobody(&instances))) return status;
     json_t *list = json_array();
     for (size_t i = 0; i < instances.n; i++) {
         const int failed = restore_one(instances.items[i].pid, &args, list);
         if (failed) status = failed;
     }
+    status = with_silent(&instances, status);
     neap_instances_free(&instances);
     return finish_list(&args, list, status);
 }

@@ -118,8 +118,10 @@ int neap_instances_load(neap_instances *ret_instances) {
         const int failed = neap_instance_stat(pid, &stat);
         if (!failed)
             err = add(&list, pid, stat);
-        else if (failed != -ENOENT && failed != -ECONNREFUSED)
+        else if (failed != -ENOENT && failed != -ECONNREFUSED) {
+            list.n_silent++;
             neap_cli_warn("pid %d: does not answer: %s", pid, neap_strerror(failed));
+        }
     }
     closedir(dir);
     if (err) {
@@ -174,15 +176,18 @@ int neap_instances_pick(int pid, neap_instances *ret_instances) {
     const int err = neap_instances_load(&list);
     if (err)
         return neap_cli_error(NEAP_EXIT_FAILED, NULL, "control sockets: %s", neap_strerror(err));
-    if (list.n == 1) {
+    if (list.n == 1 && list.n_silent == 0) {
         *ret_instances = list;
         return 0;
     }
+    if (list.n == 0 && list.n_silent > 0)
+        return neap_cli_error(NEAP_EXIT_FAILED, "is it stopped, or very busy?",
+                              "no running instance answers");
     if (list.n == 0)
         return neap_cli_error(NEAP_EXIT_FAILED, "start one with neap serve or neap run",
                               "no instance is running");
     const int status = neap_cli_error(NEAP_EXIT_USAGE, "name one with --pid P",
-                                      "%zu instances are running", list.n);
+                                      "%zu instances are running", list.n + list.n_silent);
     neap_instances_print(&list, stderr);
     neap_instances_free(&list);
     return status;

@@ -4,6 +4,7 @@
  * A plan reckons with expected sizes. When it ends short, because a chunk was coded worse or the
  * swap file took no more, what is left is planned again without the units that could not go. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,6 +64,7 @@ typedef struct eviction {
     uint64_t sequence;
     uint64_t stack_before; /* committed for the stack when it began */
     uint64_t dropped;      /* pages of units that went back */
+    neap_stage stage;      /* of the plan at hand */
     uint64_t spare;        /* most bytes of units that may go */
     neap_policy_unit *units;
     size_t n_units, cap_units;
@@ -143,11 +145,7 @@ static neap_step *make_plan(eviction *e, uint64_t target, size_t *ret_n) {
         .n_weights_evicted = totals.n_weights_evicted,
         .n_kv_on_storage = totals.n_kv_on_storage,
     };
-    neap_stage stage = NEAP_STAGE_NONE;
-    if (e->n_units > 0) *ret_n = engine->policy->plan(&input, steps, &stage);
-    pthread_mutex_lock(&pool->lock);
-    if (*ret_n > 0) engine->stage = stage;
-    pthread_mutex_unlock(&pool->lock);
+    if (e->n_units > 0) *ret_n = engine->policy->plan(&input, steps, &e->stage);
     return steps;
 }
 
@@ -179,6 +177,11 @@ static void account(eviction *e, const neap_unit *unit, const neap_evicted *evic
         e->result.kv_memory_bytes += evicted->raw_bytes;
     else
         e->result.kv_storage_bytes += evicted->raw_bytes;
+    /* What this eviction put into memory first counts where it ended up. */
+    if (evicted->action == NEAP_ACTION_MEMORY_TO_STORAGE)
+        e->result.kv_memory_bytes -= evicted->raw_bytes < e->result.kv_memory_bytes
+                                         ? evicted->raw_bytes
+                                         : e->result.kv_memory_bytes;
 }
 
 /* True when the step did something. */
@@ -226,6 +229,11 @@ static void evict_units(eviction *e, uint64_t target) {
         for (size_t i = 0; i < n && released(e) < target; i++)
             progress = run_step(e, &steps[i]) || progress;
         free(steps);
+        if (progress) {
+            pthread_mutex_lock(&e->engine->pool->lock);
+            e->engine->stage = e->stage;
+            pthread_mutex_unlock(&e->engine->pool->lock);
+        }
     }
 }
 
@@ -273,7 +281,12 @@ int neap_evict(neap_engine *engine, const neap_evict_request *request,
     neap_alone_begin(engine, true);
     evict_alone(&e);
     pthread_mutex_lock(&engine->pool->lock);
-    engine->evictions++;
+    engine->evictions += e.result.released_bytes > 0;
+    if (e.result.storage_error) {
+        engine->pool->counters.errors++;
+        snprintf(engine->pool->last_error, sizeof engine->pool->last_error,
+                 "the swap file took no more: %s", neap_strerror(e.result.storage_error));
+    }
     engine->bytes_evicted += e.dropped + e.result.scratch_bytes;
 #ifdef NEAP_FAULTS
     neap_pool_check(engine->pool, false);

@@ -134,7 +134,8 @@ def instances(folder):
     os.makedirs(sockets, mode=0o700)
     expect(["stat"], 1, "no instance is running", env=env)
     expect(["evict", "1M"], 1, "no instance is running", env=env)
-    expect(["evict", "--all", "1M"], 0, out="no instance is running\n", env=env)
+    expect(["evict", "--all", "1M"], 1, "no instance is running", env=env)
+    expect(["restore", "--all"], 1, "no instance is running", env=env)
     check(json.loads(neap("ps", "--json", env=env)[1]) == {"instances": []})
 
     first = Instance(sockets, os.getpid())
@@ -159,7 +160,8 @@ def instances(folder):
         first.reply = reply
         expect(["stat", "--pid", str(first.pid)], 1, f"pid {first.pid}", env=env)
     first.reply = {"ok": False, "error": -5, "message": "the disk burnt"}
-    expect(["evict", "1M"], 1, "no instance", env=env)  # what does not answer stat is not listed
+    for command in (["evict", "1M"], ["evict", "--all", "1M"], ["stat"], ["ps"]):
+        expect(command, 1, "does not answer", env=env)  # never taken for success
     first.reply = None
     several(sockets, first, env)
 
