@@ -15,7 +15,7 @@ static void own_folder(char path[NEAP_PATH_MAX]) {
     if (slash)
         *slash = '\0';
     else
-        strcpy(path, ".");
+        memcpy(path, ".", sizeof ".");
 }
 
 static bool join(char path[NEAP_PATH_MAX], const char *folder, const char *rest) {

@@ -170,7 +170,7 @@ static int append_text(neap_answer *answer, const char *text) {
     const size_t had = answer->text ? strlen(answer->text) : 0;
     char *joined = realloc(answer->text, had + strlen(text) + 1);
     if (!joined) return -ENOMEM;
-    strcpy(joined + had, text);
+    memcpy(joined + had, text, strlen(text) + 1);
     answer->text = joined;
     return 0;
 }

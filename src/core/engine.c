@@ -14,8 +14,9 @@ static int swap_dir(const neap_options *options, char *path, size_t cap) {
         return (size_t)snprintf(path, cap, "%s", options->swap_dir) < cap ? 0 : -ENAMETOOLONG;
     const int err = neap_cache_dir(path, cap);
     if (err) return err;
-    if (strlen(path) + sizeof "/swap" > cap) return -ENAMETOOLONG;
-    strcat(path, "/swap");
+    const size_t len = strlen(path);
+    if (len + sizeof "/swap" > cap) return -ENAMETOOLONG;
+    memcpy(path + len, "/swap", sizeof "/swap");
     return 0;
 }
 

@@ -357,10 +357,9 @@ static int move_to_storage(neap_pool *pool, neap_unit *unit) {
 static int secure_copy(neap_pool *pool, neap_unit *unit, neap_action action, neap_worker *worker,
                        neap_evicted *evicted) {
     const bool codes = strcmp(pool->codec->name, "none") != 0;
-    int err = NEAP_E_BOUND;
     if (action == NEAP_ACTION_TO_MEMORY && codes) {
         evicted->action = NEAP_ACTION_TO_MEMORY;
-        if ((err = copy_to_memory(pool, unit)) == 0) return 0;
+        if (copy_to_memory(pool, unit) == 0) return 0;
     }
     evicted->action = NEAP_ACTION_TO_STORAGE;
     const int storage_err = copy_to_storage(pool, unit, worker);
