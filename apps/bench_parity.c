@@ -165,7 +165,7 @@ static int run_all(const neap_bench_options *options) {
             status = measure(model, path, reps, (double)i / (double)options->n_models,
                              1.0 / (double)options->n_models, results);
         neap_progress_stop();
-        for (size_t test = 0; test < N_TESTS && !status; test++)
+        for (size_t test = 0; results && test < N_TESTS && !status; test++)
             add_row(model, test_names[test], &results[test], options->as_json, rows);
         free(results);
     }
