@@ -122,7 +122,8 @@ bool neap_option_basic(const neap_command *command, int code, char **argv, int *
 int neap_option_common(int code, const char *value);
 int neap_option_codec(const char *value); /* 0 or the status of the error printed */
 int neap_option_policy(const char *value);
-/* Checks NEAP_CODEC and NEAP_POLICY as the user's environment has them, in the same way. */
+int neap_option_attn(const char *value);
+/* Checks NEAP_CODEC, NEAP_POLICY and NEAP_ATTN as the user's environment has them, in the same way. */
 int neap_option_environment(void);
 /* Number of threads asked for by --threads; 0: not asked. */
 int neap_option_threads(void);

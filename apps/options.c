@@ -17,6 +17,7 @@ const char neap_common_help[] =
     "  --swap-limit SIZE  most bytes in the swap file\n"
     "  --keep SIZE        never evict below this\n"
     "  --policy NAME      what is evicted, where to: hybrid (default), partial-offload\n"
+    "  --attn NAME        attention: auto (default), neap (our kernels), ggml (the host's)\n"
     "  --threads N        compute threads\n";
 
 static int threads;
@@ -108,6 +109,14 @@ int neap_option_policy(const char *value) {
     return neap_cli_error(NEAP_EXIT_USAGE, known, "--policy %s: no such policy", value);
 }
 
+int neap_option_attn(const char *value) {
+    static const char *const known[] = {"auto", "ggml", "neap"};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (strcmp(value, known[i]) == 0) return export("NEAP_ATTN", value);
+    return neap_cli_error(NEAP_EXIT_USAGE, "known: auto, ggml, neap",
+                          "--attn %s: no such attention", value);
+}
+
 /* Options whose other values come in a later version: only what holds anyway is taken. */
 static int accept_only(const char *option, const char *value, const char *first,
                        const char *second) {
@@ -120,9 +129,11 @@ static int accept_only(const char *option, const char *value, const char *first,
 
 int neap_option_environment(void) {
     const char *codec = getenv("NEAP_CODEC"), *policy = getenv("NEAP_POLICY");
+    const char *attn = getenv("NEAP_ATTN");
     int status = 0;
     if (codec && *codec) status = neap_option_codec(codec);
     if (!status && policy && *policy) status = neap_option_policy(policy);
+    if (!status && attn && *attn) status = neap_option_attn(attn);
     return status;
 }
 
@@ -145,7 +156,7 @@ int neap_option_common(int code, const char *value) {
     case NEAP_OPT_ENCRYPT:
         return accept_only("--encrypt", value, "off", NULL);
     case NEAP_OPT_ATTN:
-        return accept_only("--attn", value, "auto", "ggml");
+        return neap_option_attn(value);
     case NEAP_OPT_KV:
         return accept_only("--kv", value, "f16", NULL);
     case NEAP_OPT_SESSION:

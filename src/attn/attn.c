@@ -14,6 +14,7 @@
  *
  * Threads   each takes the next item whose chunks are there; when there is none, the next of all,
  *           waiting. After an error the items left are skipped and out is not whole. */
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -167,27 +168,31 @@ static size_t partial_bytes(const neap_attn *job) {
 size_t neap_attn_scratch_bytes(const neap_attn_shape *shape, uint32_t n_threads) {
     neap_attn job = {.shape = *shape};
     split(&job);
-    return n_threads * job.thread_bytes + partial_bytes(&job) +
-           aligned(job.n_items / job.n_splits * sizeof *job.left) +
-           aligned(job.n_items * sizeof *job.taken);
+    return n_threads * job.thread_bytes + partial_bytes(&job);
 }
 
-void neap_attn_plan(neap_attn *job, const neap_attn_shape *shape, uint32_t n_threads,
-                    void *scratch) {
+static size_t left_bytes(const neap_attn *job) {
+    return aligned(job->n_items / job->n_splits * sizeof *job->left);
+}
+
+size_t neap_attn_state_bytes(const neap_attn_shape *shape) {
+    neap_attn job = {.shape = *shape};
+    split(&job);
+    return left_bytes(&job) + aligned(job.n_items * sizeof *job.taken);
+}
+
+void neap_attn_plan(neap_attn *job, const neap_attn_shape *shape, uint32_t n_threads, void *scratch,
+                    void *state) {
     job->shape = *shape;
     job->n_threads = n_threads;
     split(job);
-    char *at = scratch;
-    job->thread_scratch = at;
-    at += n_threads * job->thread_bytes;
-    job->partials = (float *)(void *)at;
-    at += partial_bytes(job);
-    job->left = (atomic_uint *)(void *)at;
-    uint32_t heads = job->n_items / job->n_splits;
-    for (uint32_t i = 0; i < heads; i++) {
+    job->thread_scratch = scratch;
+    job->partials = (float *)(void *)((char *)scratch + n_threads * job->thread_bytes);
+    job->left = state;
+    job->taken = (atomic_uchar *)(void *)((char *)state + left_bytes(job));
+    for (uint32_t i = 0; i < job->n_items / job->n_splits; i++) {
         atomic_init(&job->left[i], job->n_splits);
     }
-    job->taken = (atomic_uchar *)(void *)(at + aligned(heads * sizeof *job->left));
     for (uint32_t i = 0; i < job->n_items; i++) {
         atomic_init(&job->taken[i], 0);
     }
@@ -361,6 +366,7 @@ static uint32_t best_item(const neap_attn *job) {
 }
 
 void neap_attn_run(neap_attn *job, uint32_t thread) {
+    assert(thread < job->n_threads);
     char *scratch = job->thread_scratch + thread * job->thread_bytes;
     uint32_t item;
     if (job->shape.ready == NULL) {

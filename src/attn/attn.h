@@ -90,12 +90,14 @@ typedef struct neap_attn {
 
 /* Whether the kernels can compute this. */
 bool neap_attn_supported(const neap_attn_shape *shape);
-/* Scratch memory for the job with n_threads threads. */
+/* Bytes of scratch, which jobs that never run at the same time share, and of state, each job's own,
+ * for n_threads threads. */
 size_t neap_attn_scratch_bytes(const neap_attn_shape *shape, uint32_t n_threads);
-/* Prepares job for a shape that is supported; scratch: of that size, 64-byte aligned. May be called
- * again on the same job, when no thread runs it. */
-void neap_attn_plan(neap_attn *job, const neap_attn_shape *shape, uint32_t n_threads,
-                    void *scratch);
+size_t neap_attn_state_bytes(const neap_attn_shape *shape);
+/* Prepares job for a shape that is supported, to be run once. scratch and state: of those sizes,
+ * 64-byte aligned. May be called again when no thread runs the job any more. */
+void neap_attn_plan(neap_attn *job, const neap_attn_shape *shape, uint32_t n_threads, void *scratch,
+                    void *state);
 /* Takes part in the job as thread (0 .. n_threads - 1) until nothing is left to take. */
 void neap_attn_run(neap_attn *job, uint32_t thread);
 /* After all threads are back: the first error, or 0. */

@@ -30,6 +30,7 @@ enum {
 typedef struct access {
     int node;
     bool is_write, whole;
+    bool inside;             /* the node waits for it by itself */
     neap_unit_id unit;       /* reads */
     neap_layer_cache *layer; /* of cells; NULL: weights */
     uint32_t stream, first, n;
@@ -37,6 +38,7 @@ typedef struct access {
 
 typedef struct backend_context {
     ggml_backend_t cpu;
+    neap_attend *attend;
     struct ggml_threadpool *pool; /* only where the host has no OpenMP */
     int n_threads;
     access *accesses;
@@ -73,12 +75,16 @@ typedef struct visit_context {
 static int push_read(neap_layer_cache *layer, uint32_t stream, uint32_t first, uint32_t n,
                      void *ctx) {
     visit_context *visit = ctx;
+    const neap_attend *attend = visit->backend->attend;
+    bool inside = neap_attend_waits(attend, visit->node);
     neap_unit_id last = NEAP_UNIT_NONE;
     for (uint32_t chunk = first / NEAP_CHUNK_CELLS; chunk <= (first + n - 1) / NEAP_CHUNK_CELLS;
          chunk++) {
         neap_unit_id unit = neap_kv_unit(layer->kv, stream, chunk);
-        if (unit != last && !neap_unit_resident(neap_plugin_engine(), unit)) {
+        if (unit != last && !neap_unit_resident(neap_plugin_engine(), unit) &&
+            (!inside || neap_attend_reads(attend, visit->node, stream, chunk))) {
             push_access(visit->backend, (access){.node = visit->node,
+                                                 .inside = inside,
                                                  .unit = unit,
                                                  .layer = layer,
                                                  .stream = stream,
@@ -248,11 +254,9 @@ static void collect(backend_context *ctx, const struct ggml_cgraph *graph, bool 
 static enum ggml_status compute_range(backend_context *ctx, const struct ggml_cgraph *graph,
                                       int begin, int end) {
     struct ggml_cgraph part = *graph;
-    part.nodes = graph->nodes + begin;
+    part.nodes = neap_attend_nodes(ctx->attend, graph) + begin;
     part.n_nodes = end - begin;
-    if (begin != 0 || end != graph->n_nodes) {
-        part.uid = 0;
-    }
+    part.uid = 0; /* not the host's graph any more */
     return ctx->cpu->iface.graph_compute(ctx->cpu, &part);
 }
 
@@ -328,10 +332,9 @@ static int announce(backend_context *ctx) {
 }
 
 /* After a loss: what else is lost shows now, and not in one failed request after the other. */
-static void find_all_losses(const backend_context *ctx, const struct ggml_cgraph *graph,
-                            size_t next) {
-    for (; next < ctx->n_accesses; next++) {
-        if (ctx->accesses[next].layer != NULL) {
+static void find_all_losses(const backend_context *ctx, const struct ggml_cgraph *graph, int node) {
+    for (size_t next = 0; next < ctx->n_accesses; next++) {
+        if (ctx->accesses[next].node >= node && ctx->accesses[next].layer != NULL) {
             make_ready(ctx, graph, &ctx->accesses[next]);
         }
     }
@@ -352,13 +355,16 @@ static enum ggml_status compute_as_restored(backend_context *ctx, const struct g
         bool stop = false;
         while (end < graph->n_nodes && !stop) {
             for (; next < ctx->n_accesses && ctx->accesses[next].node == end; next++) {
+                if (ctx->accesses[next].inside) {
+                    continue;
+                }
                 if (end > begin && !is_ready(&ctx->accesses[next]) && !is_fused_tail(graph, end)) {
                     stop = true;
                     break;
                 }
                 *ret_err = make_ready(ctx, graph, &ctx->accesses[next]);
                 if (*ret_err != 0) {
-                    find_all_losses(ctx, graph, next + 1);
+                    find_all_losses(ctx, graph, end);
                     return GGML_STATUS_FAILED;
                 }
             }
@@ -367,6 +373,12 @@ static enum ggml_status compute_as_restored(backend_context *ctx, const struct g
         enum ggml_status status = compute_range(ctx, graph, begin, end);
         if (status != GGML_STATUS_SUCCESS) {
             return status;
+        }
+        int node = 0;
+        *ret_err = neap_attend_result(ctx->attend, begin, end, &node);
+        if (*ret_err != 0) {
+            find_all_losses(ctx, graph, node);
+            return GGML_STATUS_FAILED;
         }
         begin = end;
     }
@@ -454,9 +466,11 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend, struct ggm
     }
     neap_use_begin(engine, NEAP_USE_COMPUTE);
     bool all_resident = neap_all_resident(engine);
+    err = neap_attend_plan(ctx->attend, graph, ctx->n_threads, all_resident);
     collect(ctx, graph, all_resident);
     mark_begin(ctx);
-    err = ctx->out_of_memory         ? -ENOMEM
+    err = err != 0                   ? err
+          : ctx->out_of_memory       ? -ENOMEM
           : neap_lost_visible(graph) ? NEAP_E_LOST
           : all_resident             ? 0
                                      : announce(ctx);
@@ -514,6 +528,7 @@ static void backend_free(ggml_backend_t backend) {
     free_pool(ctx);
     free(ctx->accesses);
     free(ctx->units);
+    neap_attend_free(ctx->attend);
     free(ctx);
     free(backend);
 }
@@ -571,8 +586,14 @@ ggml_backend_t neap_backend_create(ggml_backend_dev_t device) {
     struct ggml_backend *backend = calloc(1, sizeof *backend);
     if (ctx != NULL) {
         ctx->cpu = cpu->iface.init_backend(cpu, NULL);
+        ctx->attend = neap_attend_create();
+        ctx->n_threads = GGML_DEFAULT_N_THREADS; /* the CPU backend's own */
     }
-    if (ctx == NULL || backend == NULL || ctx->cpu == NULL) {
+    if (ctx == NULL || backend == NULL || ctx->cpu == NULL || ctx->attend == NULL) {
+        if (ctx != NULL && ctx->cpu != NULL) {
+            ctx->cpu->iface.free(ctx->cpu);
+        }
+        neap_attend_free(ctx != NULL ? ctx->attend : NULL);
         free(ctx);
         free(backend);
         return NULL;

@@ -16,6 +16,14 @@ neap_op neap_host_op(enum ggml_op op) {
     return (unsigned)op < GGML_OP_COUNT ? op_class[op] : NEAP_OP_OTHER;
 }
 
+enum ggml_op neap_host_op_number(neap_op op) {
+    int number = 0;
+    while (number < GGML_OP_COUNT - 1 && op_class[number] != op) {
+        number++;
+    }
+    return (enum ggml_op)number;
+}
+
 static void classify_ops(void) {
     static const struct {
         const char *name;
@@ -34,6 +42,7 @@ static void classify_ops(void) {
         {"MUL_MAT_ID", NEAP_OP_MUL_MAT_ID},
         {"FLASH_ATTN_EXT", NEAP_OP_FLASH_ATTN},
         {"SOFT_MAX", NEAP_OP_SOFT_MAX},
+        {"CUSTOM", NEAP_OP_CUSTOM},
     };
     for (int op = 0; op < GGML_OP_COUNT; op++) {
         const char *name = neap_host_fn.op_name((enum ggml_op)op);

@@ -45,9 +45,12 @@ typedef enum neap_op {
     NEAP_OP_MUL_MAT,
     NEAP_OP_MUL_MAT_ID,
     NEAP_OP_FLASH_ATTN,
-    NEAP_OP_SOFT_MAX
+    NEAP_OP_SOFT_MAX,
+    NEAP_OP_CUSTOM
 } neap_op;
 neap_op neap_host_op(enum ggml_op op);
+/* The host's number of an operation, which it has. */
+enum ggml_op neap_host_op_number(neap_op op);
 
 /* Fills the table from the library that contains caller (a code address in the host) and checks
  * that it is the ggml this plug-in was built against. On refusal logs why and returns false. */

@@ -65,13 +65,6 @@ void neap_lost_clear(neap_layer_cache *layer) {
     }
 }
 
-static bool hidden(const struct ggml_tensor *mask, const char *row, int64_t cell) {
-    if (mask->type == GGML_TYPE_F16) {
-        return ((const uint16_t *)(const void *)row)[cell] == 0xfc00; /* -inf */
-    }
-    return ((const float *)(const void *)row)[cell] == -__builtin_inff();
-}
-
 /* mask: [n_kv, n_tokens, 1, n_streams], rows of one stream after the other. */
 static bool mask_shows(const struct ggml_tensor *mask, const neap_layer_cache *layer,
                        uint32_t stream) {
@@ -82,21 +75,15 @@ static bool mask_shows(const struct ggml_tensor *mask, const neap_layer_cache *l
             continue;
         }
         for (int64_t t = 0; t < mask->ne[1]; t++) {
-            const char *row =
-                (const char *)mask->data + (size_t)t * mask->nb[1] + (size_t)s * mask->nb[3];
+            const char *row = neap_mask_row(mask, s, t);
             for (int64_t cell = 0; cell < n; cell++) {
-                if (marks[cell] != 0 && !hidden(mask, row, cell)) {
+                if (marks[cell] != 0 && !neap_mask_hides(mask, row, cell)) {
                     return true;
                 }
             }
         }
     }
     return false;
-}
-
-static bool is_usable_mask(const struct ggml_tensor *mask) {
-    return mask != NULL && mask->data != NULL && neap_host_op(mask->op) == NEAP_OP_EMPTY &&
-           (mask->type == GGML_TYPE_F16 || mask->type == GGML_TYPE_F32);
 }
 
 /* K of an attention without a flash node: SOFT_MAX <- scale, cap, ... <- MUL_MAT(K, Q). */
@@ -131,7 +118,7 @@ bool neap_lost_visible(const struct ggml_cgraph *graph) {
         size_t stream_bytes = root->nb[2];
         uint32_t stream = (uint32_t)(((const char *)keys->data - (const char *)root->data) /
                                      (ptrdiff_t)stream_bytes);
-        if (!is_usable_mask(mask)
+        if (!neap_mask_usable(mask)
                 ? memchr(layer->lost, 1, (size_t)layer->n_cells * layer->n_streams) != NULL
                 : mask_shows(mask, layer, stream)) {
             return true;

@@ -39,8 +39,23 @@ static bool env_flag(const char *name) {
     return text != NULL && strcmp(text, "0") != 0;
 }
 
+static neap_attend_mode env_attend(void) {
+    static const char *const names[] = {"auto", "ggml", "neap"};
+    const char *text = env_text("NEAP_ATTN");
+    for (int i = 0; text != NULL && i < 3; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            return (neap_attend_mode)i;
+        }
+    }
+    if (text != NULL) {
+        neap_log(NEAP_LOG_WARN, "NEAP_ATTN=%s ignored: not auto, ggml or neap", text);
+    }
+    return NEAP_ATTEND_AUTO;
+}
+
 /* The only place where the backend reads its environment. */
 static void create_engine(void) {
+    neap_attend_choice = env_attend();
     neap_options options = {
         .program = program_invocation_short_name,
         .codec = env_text("NEAP_CODEC"),

@@ -7,6 +7,8 @@
  *   source.c   finds the GGUF file and offset of a tensor
  *   kv.c       KV caches: which bytes are which cells
  *   graph.c    graph_compute: which nodes wait for which units
+ *   attend.c   attention nodes that our own kernels compute
+ *   mask.c     what an attention mask shows
  *   lost.c     cells that could not be brought back are never read
  *
  * Threads    a buffer's tables are filled while the model loads (one thread) and constant from
@@ -152,6 +154,36 @@ bool neap_lost_any(const neap_layer_cache *layer, uint32_t stream, uint32_t firs
 /* True when the graph would read a lost cell. */
 bool neap_lost_visible(const struct ggml_cgraph *graph);
 void neap_lost_clear(neap_layer_cache *layer);
+
+/* mask.c: [n_kv, n_tokens, 1, n_streams]; a stream beyond its last is that modulo n_streams. */
+bool neap_mask_usable(const struct ggml_tensor *mask); /* its values exist before the graph runs */
+const char *neap_mask_row(const struct ggml_tensor *mask, int64_t stream, int64_t token);
+bool neap_mask_hides(const struct ggml_tensor *mask, const char *row, int64_t cell);
+bool neap_mask_shows_cells(const struct ggml_tensor *mask, int64_t stream, uint32_t first,
+                           uint32_t n);
+
+/* attend.c: see there */
+typedef enum neap_attend_mode {
+    NEAP_ATTEND_AUTO,
+    NEAP_ATTEND_HOST,
+    NEAP_ATTEND_OWN
+} neap_attend_mode;
+extern neap_attend_mode neap_attend_choice; /* set once, before the first graph */
+typedef struct neap_attend neap_attend;
+neap_attend *neap_attend_create(void); /* NULL: no memory */
+void neap_attend_free(neap_attend *attend);
+/* Plans every attention of the graph that our kernels can compute, with n_threads threads;
+ * all_resident: none has to wait for anything. */
+int neap_attend_plan(neap_attend *attend, const struct ggml_cgraph *graph, int n_threads,
+                     bool all_resident);
+/* The graph's nodes with those of the plan in place; valid until the next plan. */
+struct ggml_tensor **neap_attend_nodes(neap_attend *attend, const struct ggml_cgraph *graph);
+/* Whether the node of this index waits for the chunks of its K and V by itself. */
+bool neap_attend_waits(const neap_attend *attend, int node);
+/* False when the node's mask hides this chunk of its cache. */
+bool neap_attend_reads(const neap_attend *attend, int node, uint32_t stream, uint32_t chunk);
+/* First error of the planned nodes in [begin, end) of the graph, or 0; and its node. */
+int neap_attend_result(const neap_attend *attend, int begin, int end, int *ret_node);
 
 /* graph.c */
 ggml_backend_t neap_backend_create(ggml_backend_dev_t device);

@@ -40,7 +40,7 @@ def answers(work, model, through_neap):
                LLAMA_CPP_LIB_PATH=os.path.join(root, "build", "bin"),
                OMP_WAIT_POLICY="passive")
     if through_neap:
-        env.update(GGML_BACKEND_PATH=s.PLUGIN, NEAP_CODEC="none", NEAP_POISON="1",
+        env.update(GGML_BACKEND_PATH=s.PLUGIN, NEAP_CODEC="none", NEAP_POISON="1", NEAP_ATTN="ggml",
                    NEAP_SWAP_DIR=os.path.join(work, "swap"))
     done = subprocess.run(["/usr/bin/python3", "-c", HOST, model, "Once upon a time, by the sea,",
                            s.NEAP], env=env, stdin=subprocess.DEVNULL, capture_output=True,

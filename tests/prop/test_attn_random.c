@@ -334,12 +334,12 @@ static void *run_thread(void *arg) {
 static int run(const neap_attn_shape *shape, uint32_t n_threads) {
     static neap_attn job;
     size_t bytes = neap_attn_scratch_bytes(shape, n_threads);
-    void *scratch = aligned_alloc(64, bytes);
+    void *scratch = aligned_alloc(64, bytes), *state = aligned_alloc(64, neap_attn_state_bytes(shape));
     pthread_t threads[THREADS_MAX];
     runner runners[THREADS_MAX];
-    CHECK(scratch);
+    CHECK(scratch && state);
     memset(scratch, 0xff, bytes); /* NaN everywhere: what is read unwritten shows */
-    neap_attn_plan(&job, shape, n_threads, scratch);
+    neap_attn_plan(&job, shape, n_threads, scratch, state);
     for (uint32_t i = 0; i < n_threads; i++) {
         runners[i] = (runner){.job = &job, .thread = i};
         CHECK(pthread_create(&threads[i], NULL, run_thread, &runners[i]) == 0);
@@ -349,6 +349,7 @@ static int run(const neap_attn_shape *shape, uint32_t n_threads) {
     }
     int err = neap_attn_result(&job);
     free(scratch);
+    free(state);
     return err;
 }
 

@@ -1,0 +1,380 @@
+/* attend.c - attention nodes computed by our own kernels (src/attn).
+ *
+ * A FLASH_ATTN_EXT node that the kernels can compute is replaced, in a copy of the graph's list of
+ * nodes, by a CUSTOM node with the same sources and the same destination: the host's CPU backend
+ * then calls us with its own threads, within the one call that computes the graph. The host's
+ * graph and tensors stay as they are.
+ *
+ * Such a node waits for its KV chunks by itself, one by one, and takes those first that are there:
+ * within a layer computation and restoration overlap. Chunks that the mask hides are not waited
+ * for.
+ *
+ * Threads   plan and the questions are the graph's thread; run_node is called by the host's. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn.h"
+#include "err.h"
+#include "ggml-impl.h"
+#include "plugin_int.h"
+
+enum { ALIGN = 64 };
+
+typedef struct attended {
+    struct ggml_tensor node; /* the CUSTOM node */
+    neap_attn job;
+    int at; /* index in the graph */
+    neap_layer_cache
+        *layer; /* K and V lie in it, from cell 0 of first_stream on; NULL: elsewhere */
+    uint32_t first_stream;
+    uint8_t *seen; /* [n_streams][n_chunks] 0: the mask hides the chunk; NULL: not known */
+} attended;
+
+/* A block of memory that only grows. */
+typedef struct arena {
+    char *base;
+    size_t cap, used;
+} arena;
+
+struct neap_attend {
+    struct ggml_tensor **nodes;
+    size_t cap_nodes;
+    attended *attended;
+    size_t n, cap;
+    arena scratch; /* one for all: nodes run one after the other */
+    arena lists;   /* chunk pointers, states, seen */
+};
+
+neap_attend_mode neap_attend_choice;
+
+neap_attend *neap_attend_create(void) {
+    return calloc(1, sizeof(neap_attend));
+}
+
+void neap_attend_free(neap_attend *attend) {
+    if (attend == NULL) {
+        return;
+    }
+    free(attend->nodes);
+    free(attend->attended);
+    free(attend->scratch.base);
+    free(attend->lists.base);
+    free(attend);
+}
+
+static size_t aligned(size_t bytes) {
+    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+static int arena_reserve(arena *memory, size_t bytes) {
+    memory->used = 0;
+    if (bytes <= memory->cap) {
+        return 0;
+    }
+    char *grown = aligned_alloc(ALIGN, aligned(bytes + bytes / 4));
+    if (grown == NULL) {
+        return -ENOMEM;
+    }
+    free(memory->base);
+    memory->base = grown;
+    memory->cap = aligned(bytes + bytes / 4);
+    return 0;
+}
+
+static void *arena_take(arena *memory, size_t bytes) {
+    void *taken = memory->base + memory->used;
+    memory->used += aligned(bytes);
+    return taken;
+}
+
+/* ---- what a node asks for ---- */
+
+static bool attn_type(enum ggml_type type, neap_attn_type *ret_type) {
+    switch (type) {
+    case GGML_TYPE_F16:
+        *ret_type = NEAP_ATTN_F16;
+        return true;
+    case GGML_TYPE_BF16:
+        *ret_type = NEAP_ATTN_BF16;
+        return true;
+    case GGML_TYPE_F32:
+        *ret_type = NEAP_ATTN_F32;
+        return true;
+    case GGML_TYPE_Q8_0:
+        *ret_type = NEAP_ATTN_Q8_0;
+        return true;
+    case GGML_TYPE_Q4_0:
+        *ret_type = NEAP_ATTN_Q4_0;
+        return true;
+    default:
+        return false;
+    }
+}
+
+static bool plane_of(const struct ggml_tensor *cells, neap_attn_plane *ret_plane) {
+    *ret_plane = (neap_attn_plane){.head_elems = (uint32_t)cells->ne[0],
+                                   .cell_bytes = cells->nb[1],
+                                   .head_bytes = cells->nb[2]};
+    return attn_type(cells->type, &ret_plane->type) &&
+           cells->nb[0] == neap_host_fn.type_size(cells->type) && cells->ne[0] <= 1024;
+}
+
+/* The mask repeats over heads and streams; what else the kernels cannot do gives false. */
+static bool shape_of(const struct ggml_tensor *node, neap_attn_shape *ret_shape) {
+    const struct ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
+    const struct ggml_tensor *mask = node->src[3], *sinks = node->src[4];
+    if (q->type != GGML_TYPE_F32 || q->nb[0] != sizeof(float) || node->type != GGML_TYPE_F32 ||
+        k->ne[1] != v->ne[1] || k->ne[2] != v->ne[2] || k->ne[3] != v->ne[3] ||
+        q->ne[3] != k->ne[3] || q->ne[2] % k->ne[2] != 0 || k->ne[1] <= 0 || q->ne[1] <= 0 ||
+        k->ne[1] > INT32_MAX || q->ne[1] > INT32_MAX) {
+        return false;
+    }
+    if (mask != NULL && (mask->type != GGML_TYPE_F16 || mask->nb[0] != 2 ||
+                         mask->ne[0] < k->ne[1] || mask->ne[1] < q->ne[1])) {
+        return false;
+    }
+    if (sinks != NULL && (sinks->type != GGML_TYPE_F32 || sinks->ne[0] < q->ne[2])) {
+        return false;
+    }
+    float params[3];
+    memcpy(params, node->op_params, sizeof params);
+    *ret_shape = (neap_attn_shape){
+        .n_tokens = (uint32_t)q->ne[1],
+        .n_heads = (uint32_t)q->ne[2],
+        .n_kv_heads = (uint32_t)k->ne[2],
+        .n_streams = (uint32_t)k->ne[3],
+        .n_cells = (uint32_t)k->ne[1],
+        .q = {q->data, q->nb[1], q->nb[2], q->nb[3]},
+        .out = {node->data, node->nb[2], node->nb[1], node->nb[3]},
+        .sinks = sinks != NULL ? sinks->data : NULL,
+        .scale = params[0],
+        .max_bias = params[1],
+        .softcap = params[2],
+    };
+    if (mask != NULL) {
+        ret_shape->mask = (neap_attn_mask){.base = mask->data,
+                                           .token_bytes = mask->nb[1],
+                                           .head_bytes = mask->nb[2],
+                                           .stream_bytes = mask->nb[3],
+                                           .n_heads = (uint32_t)mask->ne[2],
+                                           .n_streams = (uint32_t)mask->ne[3]};
+    }
+    return plane_of(k, &ret_shape->k) && plane_of(v, &ret_shape->v) &&
+           neap_attn_supported(ret_shape);
+}
+
+/* The layer whose cells, from the first of a stream on, are those of the view; NULL: none. */
+static neap_layer_cache *layer_of(const struct ggml_tensor *view, uint32_t *ret_stream) {
+    const struct ggml_tensor *root = view->view_src != NULL ? view->view_src : view;
+    neap_buffer *buffer = neap_buffer_of(root);
+    neap_cache *cache = buffer != NULL ? neap_cache_of(buffer, root) : NULL;
+    if (cache == NULL) {
+        return NULL;
+    }
+    size_t offset = (size_t)((const char *)view->data - (const char *)root->data);
+    if (offset % root->nb[2] >= root->nb[1] || view->nb[1] != root->nb[1] ||
+        (view->ne[3] > 1 && view->nb[3] != root->nb[2])) {
+        return NULL;
+    }
+    *ret_stream = (uint32_t)(offset / root->nb[2]);
+    return cache->owner;
+}
+
+/* ---- while a node runs ---- */
+
+static bool chunk_ready(void *ctx, uint32_t stream, uint32_t chunk) {
+    const attended *a = ctx;
+    return neap_unit_resident(neap_plugin_engine(),
+                              neap_kv_unit(a->layer->kv, a->first_stream + stream, chunk));
+}
+
+static int chunk_wait(void *ctx, uint32_t stream, uint32_t chunk) {
+    const attended *a = ctx;
+    return neap_wait(neap_plugin_engine(),
+                     neap_kv_unit(a->layer->kv, a->first_stream + stream, chunk));
+}
+
+static void run_node(struct ggml_tensor *dst, int thread, int n_threads, void *userdata) {
+    (void)dst;
+    (void)n_threads;
+    attended *a = userdata;
+    if ((uint32_t)thread < a->job.n_threads) {
+        neap_attn_run(&a->job, (uint32_t)thread);
+    }
+}
+
+/* ---- planning ---- */
+
+static const void **chunk_list(neap_attend *attend, const struct ggml_tensor *cells) {
+    size_t n_chunks = ((size_t)cells->ne[1] + NEAP_ATTN_CHUNK_CELLS - 1) / NEAP_ATTN_CHUNK_CELLS;
+    const void **list =
+        arena_take(&attend->lists, n_chunks * (size_t)cells->ne[3] * sizeof(void *));
+    for (size_t stream = 0; stream < (size_t)cells->ne[3]; stream++) {
+        for (size_t chunk = 0; chunk < n_chunks; chunk++) {
+            list[stream * n_chunks + chunk] = (const char *)cells->data + stream * cells->nb[3] +
+                                              chunk * NEAP_ATTN_CHUNK_CELLS * cells->nb[1];
+        }
+    }
+    return list;
+}
+
+static size_t list_bytes(const neap_attn_shape *shape) {
+    size_t chunks = shape->n_streams *
+                    (size_t)((shape->n_cells + NEAP_ATTN_CHUNK_CELLS - 1) / NEAP_ATTN_CHUNK_CELLS);
+    return 2 * aligned(chunks * sizeof(void *)) + aligned(chunks) +
+           aligned(neap_attn_state_bytes(shape));
+}
+
+/* Layers share their mask: what it shows is found once for all of them. */
+static uint8_t *seen_chunks(neap_attend *attend, const attended *a,
+                            const struct ggml_tensor *mask) {
+    const neap_attn_shape *shape = &a->job.shape;
+    if (!neap_mask_usable(mask)) {
+        return NULL;
+    }
+    for (const attended *other = attend->attended; other < a; other++) {
+        if (other->seen != NULL && other->node.src[3] == mask &&
+            other->job.n_chunks == a->job.n_chunks) {
+            return other->seen;
+        }
+    }
+    uint8_t *seen = arena_take(&attend->lists, (size_t)shape->n_streams * a->job.n_chunks);
+    for (uint32_t stream = 0; stream < shape->n_streams; stream++) {
+        for (uint32_t chunk = 0; chunk < a->job.n_chunks; chunk++) {
+            seen[stream * a->job.n_chunks + chunk] = neap_mask_shows_cells(
+                mask, stream, chunk * NEAP_ATTN_CHUNK_CELLS, NEAP_ATTN_CHUNK_CELLS);
+        }
+    }
+    return seen;
+}
+
+static void plan_node(neap_attend *attend, const struct ggml_tensor *node, int at,
+                      const neap_attn_shape *wanted, uint32_t n_threads, bool all_resident) {
+    attended *a = &attend->attended[attend->n++];
+    neap_attn_shape shape = *wanted;
+    uint32_t v_stream = 0;
+    a->at = at;
+    a->layer = layer_of(node->src[1], &a->first_stream);
+    if (a->layer != NULL && layer_of(node->src[2], &v_stream) != a->layer) {
+        a->layer = NULL;
+    }
+    shape.k.chunks = chunk_list(attend, node->src[1]);
+    shape.v.chunks = chunk_list(attend, node->src[2]);
+    if (a->layer != NULL && !all_resident) {
+        shape.ready = chunk_ready;
+        shape.wait = chunk_wait;
+        shape.ctx = a;
+    }
+    void *state = arena_take(&attend->lists, neap_attn_state_bytes(&shape));
+    neap_attn_plan(&a->job, &shape, n_threads, attend->scratch.base, state);
+    a->node = *node;
+    a->node.op = neap_host_op_number(NEAP_OP_CUSTOM);
+    const struct ggml_custom_op_params params = {
+        .fun = run_node, .n_tasks = GGML_N_TASKS_MAX, .userdata = a};
+    memset(a->node.op_params, 0, sizeof a->node.op_params);
+    memcpy(a->node.op_params, &params, sizeof params);
+    attend->nodes[at] = &a->node;
+    a->seen = shape.wait != NULL ? seen_chunks(attend, a, node->src[3]) : NULL;
+}
+
+/* Whether our kernels are the ones to compute this node. */
+static bool is_ours(const struct ggml_tensor *node, neap_attn_shape *ret_shape) {
+    return neap_attend_choice != NEAP_ATTEND_HOST && neap_host_op(node->op) == NEAP_OP_FLASH_ATTN &&
+           shape_of(node, ret_shape);
+}
+
+static int reserve(neap_attend *attend, const struct ggml_cgraph *graph, uint32_t n_threads,
+                   size_t *ret_n) {
+    size_t n = 0, scratch = 0, lists = 0;
+    neap_attn_shape shape;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (is_ours(graph->nodes[i], &shape)) {
+            size_t bytes = neap_attn_scratch_bytes(&shape, n_threads);
+            scratch = bytes > scratch ? bytes : scratch;
+            lists += list_bytes(&shape);
+            n++;
+        }
+    }
+    *ret_n = n;
+    if (n == 0) {
+        return 0;
+    }
+    if ((size_t)graph->n_nodes > attend->cap_nodes) {
+        size_t cap = 2 * (size_t)graph->n_nodes;
+        struct ggml_tensor **grown = realloc(attend->nodes, cap * sizeof *grown);
+        if (grown == NULL) {
+            return -ENOMEM;
+        }
+        attend->nodes = grown;
+        attend->cap_nodes = cap;
+    }
+    if (n > attend->cap) {
+        free(attend->attended);
+        attend->cap = 0;
+        attend->attended = malloc(2 * n * sizeof *attend->attended);
+        if (attend->attended == NULL) {
+            return -ENOMEM;
+        }
+        attend->cap = 2 * n;
+    }
+    int err = arena_reserve(&attend->scratch, scratch);
+    return err == 0 ? arena_reserve(&attend->lists, lists) : err;
+}
+
+int neap_attend_plan(neap_attend *attend, const struct ggml_cgraph *graph, int n_threads,
+                     bool all_resident) {
+    size_t n;
+    attend->n = 0;
+    int err = reserve(attend, graph, (uint32_t)n_threads, &n);
+    if (err != 0 || n == 0) {
+        return err;
+    }
+    memcpy(attend->nodes, graph->nodes, (size_t)graph->n_nodes * sizeof *attend->nodes);
+    for (int i = 0; i < graph->n_nodes; i++) {
+        neap_attn_shape shape;
+        if (is_ours(graph->nodes[i], &shape)) {
+            plan_node(attend, graph->nodes[i], i, &shape, (uint32_t)n_threads, all_resident);
+        }
+    }
+    return 0;
+}
+
+struct ggml_tensor **neap_attend_nodes(neap_attend *attend, const struct ggml_cgraph *graph) {
+    return attend->n > 0 ? attend->nodes : graph->nodes;
+}
+
+static const attended *planned(const neap_attend *attend, int node) {
+    for (size_t i = 0; i < attend->n && attend->attended[i].at <= node; i++) {
+        if (attend->attended[i].at == node) {
+            return &attend->attended[i];
+        }
+    }
+    return NULL;
+}
+
+bool neap_attend_waits(const neap_attend *attend, int node) {
+    const attended *a = planned(attend, node);
+    return a != NULL && a->job.shape.wait != NULL;
+}
+
+bool neap_attend_reads(const neap_attend *attend, int node, uint32_t stream, uint32_t chunk) {
+    const attended *a = planned(attend, node);
+    if (a == NULL || a->seen == NULL || stream < a->first_stream ||
+        stream - a->first_stream >= a->job.shape.n_streams || chunk >= a->job.n_chunks) {
+        return true;
+    }
+    return a->seen[(stream - a->first_stream) * a->job.n_chunks + chunk] != 0;
+}
+
+int neap_attend_result(const neap_attend *attend, int begin, int end, int *ret_node) {
+    for (size_t i = 0; i < attend->n; i++) {
+        const attended *a = &attend->attended[i];
+        int err = a->at >= begin && a->at < end ? neap_attn_result(&a->job) : 0;
+        if (err != 0) {
+            *ret_node = a->at;
+            return err;
+        }
+    }
+    return 0;
+}
