@@ -113,8 +113,8 @@ int neap_option_attn(const char *value) {
     static const char *const known[] = {"auto", "ggml", "neap"};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (strcmp(value, known[i]) == 0) return export("NEAP_ATTN", value);
-    return neap_cli_error(NEAP_EXIT_USAGE, "known: auto, ggml, neap",
-                          "--attn %s: no such attention", value);
+    return neap_cli_error(NEAP_EXIT_USAGE, "this one knows auto, ggml, neap",
+                          "--attn %s: not in this version", value);
 }
 
 /* Options whose other values come in a later version: only what holds anyway is taken. */
