@@ -9,7 +9,7 @@
  *   vf_hide(x, m)                 -infinity where m is -infinity, x + m elsewhere
  *   vf_reduce_max(v) vf_reduce_add(v)
  *   vf_prefetch(p)
- *   MR, TV                        rows and vectors of the register tile (MR <= 7)
+ *   MR, TV                        rows and vectors of the register tile (MR <= 14)
  *   TILE_ROWS                     most rows of a tile
  *   transpose_16(rows, stride, n_elems, panel)   64 rows of n_elems 16-bit elements, stride bytes
  *                                 apart, to panel[n_elems][64]
@@ -79,13 +79,22 @@ static size_t tile_scratch_bytes(const neap_attn_shape *shape) {
 
 /* ---- the product ---- */
 
+/* Rows to be read soon: 64 of them, stride bytes apart. With few query rows a tile is bound by
+ * memory, so while it multiplies it fetches the next block, a cache line in every step: all lines
+ * at once would wait for each other. */
+typedef struct ahead {
+    const char *rows;
+    size_t stride, line; /* line: 64; 0 to fetch nothing new */
+    size_t lines_bytes;  /* what one column of register tiles fetches of each row */
+} ahead;
+
 /* c[mr][nv vectors] (+)= a[mr][depth] * b[depth][nv vectors]. mr, nv and half are constants. */
 INLINE void micro(uint32_t depth, const float *a, size_t lda, const void *b, size_t ldb, bool half,
-                  float *c, size_t ldc, bool add, const int mr, const int nv) {
+                  float *c, size_t ldc, bool add, ahead next, const int mr, const int nv) {
     vf acc[MR][TV];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < mr; i++) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int j = 0; j < nv; j++) {
             acc[i][j] = add ? vf_load(c + (size_t)i * ldc + j * VL) : vf_zero();
         }
@@ -93,36 +102,38 @@ INLINE void micro(uint32_t depth, const float *a, size_t lda, const void *b, siz
     const uint16_t *b16 = b;
     const float *b32 = b;
     for (uint32_t k = 0; k < depth; k++, b16 += ldb, b32 += ldb) {
+        vf_prefetch(next.rows + k % BLOCK * next.stride + k / BLOCK * next.line);
         vf row[TV];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int j = 0; j < nv; j++) {
             row[j] = half ? vf_load_f16(b16 + j * VL) : vf_load(b32 + j * VL);
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < mr; i++) {
             vf left = vf_set1(a[(size_t)i * lda + k]);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int j = 0; j < nv; j++) {
                 acc[i][j] = vf_fma(left, row[j], acc[i][j]);
             }
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < mr; i++) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int j = 0; j < nv; j++) {
             vf_store(c + (size_t)i * ldc + j * VL, acc[i][j]);
         }
     }
 }
 
-#define MICRO_CASE(n)                                                              \
-    case n:                                                                        \
-        micro(depth, a, lda, b, ldb, half, c, ldc, add, (n) <= MR ? (n) : MR, nv); \
+#define MICRO_CASE(n)                                                                    \
+    case n:                                                                              \
+        micro(depth, a, lda, b, ldb, half, c, ldc, add, next, (n) <= MR ? (n) : MR, nv); \
         break;
 
 INLINE void micro_rows(uint32_t rows, uint32_t depth, const float *a, size_t lda, const void *b,
-                       size_t ldb, bool half, float *c, size_t ldc, bool add, const int nv) {
+                       size_t ldb, bool half, float *c, size_t ldc, bool add, ahead next,
+                       const int nv) {
     switch (rows) {
         MICRO_CASE(1)
         MICRO_CASE(2)
@@ -131,47 +142,59 @@ INLINE void micro_rows(uint32_t rows, uint32_t depth, const float *a, size_t lda
         MICRO_CASE(5)
         MICRO_CASE(6)
         MICRO_CASE(7)
+        MICRO_CASE(8)
+        MICRO_CASE(9)
+        MICRO_CASE(10)
+        MICRO_CASE(11)
+        MICRO_CASE(12)
+        MICRO_CASE(13)
+        MICRO_CASE(14)
     }
 }
 
 /* One column of register tiles: all rows, in groups of even size, so that a row's sum does not
  * hang on its neighbours (every group adds up in the same order). */
 INLINE void gemm_column(uint32_t rows, uint32_t depth, const float *a, size_t lda, const void *b,
-                        size_t ldb, bool half, float *c, size_t ldc, bool add, const int nv) {
+                        size_t ldb, bool half, float *c, size_t ldc, bool add, ahead next,
+                        const int nv) {
     uint32_t groups = (rows + MR - 1) / MR;
     for (uint32_t g = 0; g < groups; g++) {
         uint32_t first = rows * g / groups, end = rows * (g + 1) / groups;
         micro_rows(end - first, depth, a + first * lda, lda, b, ldb, half, c + first * ldc, ldc,
-                   add, nv);
+                   add, next, nv);
+        next = (ahead){.rows = next.rows}; /* once is enough */
     }
 }
 
 /* c[rows][cols] (+)= a[rows][depth] * b[depth][cols]; cols in whole vectors. half is a constant. */
 INLINE void gemm(uint32_t rows, uint32_t cols, uint32_t depth, const float *a, size_t lda,
-                 const void *b, size_t ldb, bool half, float *c, size_t ldc, bool add) {
+                 const void *b, size_t ldb, bool half, float *c, size_t ldc, bool add, ahead next) {
     const uint16_t *b16 = b;
     const float *b32 = b;
     uint32_t col = 0;
     for (; col + TV * VL <= cols; col += TV * VL) {
         gemm_column(rows, depth, a, lda, half ? (const void *)(b16 + col) : b32 + col, ldb, half,
-                    c + col, ldc, add, TV);
+                    c + col, ldc, add, next, TV);
+        next.rows += next.lines_bytes;
     }
     for (; col < cols; col += VL) {
         gemm_column(rows, depth, a, lda, half ? (const void *)(b16 + col) : b32 + col, ldb, half,
-                    c + col, ldc, add, 1);
+                    c + col, ldc, add, next, 1);
     }
 }
 
 static __attribute__((noinline)) void gemm_f32(uint32_t rows, uint32_t cols, uint32_t depth,
                                                const float *a, size_t lda, const float *b,
-                                               size_t ldb, float *c, size_t ldc, bool add) {
-    gemm(rows, cols, depth, a, lda, b, ldb, false, c, ldc, add);
+                                               size_t ldb, float *c, size_t ldc, bool add,
+                                               ahead next) {
+    gemm(rows, cols, depth, a, lda, b, ldb, false, c, ldc, add, next);
 }
 
 static __attribute__((noinline)) void gemm_f16(uint32_t rows, uint32_t cols, uint32_t depth,
                                                const float *a, size_t lda, const uint16_t *b,
-                                               size_t ldb, float *c, size_t ldc, bool add) {
-    gemm(rows, cols, depth, a, lda, b, ldb, true, c, ldc, add);
+                                               size_t ldb, float *c, size_t ldc, bool add,
+                                               ahead next) {
+    gemm(rows, cols, depth, a, lda, b, ldb, true, c, ldc, add, next);
 }
 
 /* ---- K and V of a block ---- */
@@ -217,13 +240,13 @@ static void widen_row(neap_attn_type type, const char *src, uint32_t n, float *d
     }
 }
 
-static void prefetch_block(const neap_attn_plane *plane, const char *first, uint32_t n,
-                           size_t row_bytes) {
-    for (uint32_t c = 0; c < n; c++) {
-        for (size_t at = 0; at < row_bytes; at += 64) {
-            vf_prefetch(first + c * plane->cell_bytes + at);
-        }
-    }
+/* The rows BLOCK cells after rows. Reading them ahead faults nothing in, whatever lies there. */
+static ahead rows_ahead(const neap_attn_plane *plane, const char *rows, uint32_t columns) {
+    size_t row_bytes = 2 * (size_t)plane->head_elems;
+    return (ahead){.rows = rows + BLOCK * plane->cell_bytes,
+                   .stride = plane->cell_bytes,
+                   .line = 64,
+                   .lines_bytes = round_up(row_bytes / columns, 64)};
 }
 
 /* S = Q K^T for the block; cells from n on get scores of zero, which the mask row hides. */
@@ -236,7 +259,7 @@ static void score_block(const neap_attn_tile *tile, const tile_scratch *scratch,
         transpose_16(at->k, plane->cell_bytes, n_elems, half);
         if (plane->type == NEAP_ATTN_F16 && tile->n_rows <= MR) {
             gemm_f16(tile->n_rows, BLOCK, n_elems, scratch->q, scratch->k_stride, half, BLOCK,
-                     scratch->s, BLOCK, false);
+                     scratch->s, BLOCK, false, rows_ahead(plane, at->k, BLOCK / (TV * VL)));
             return;
         }
         widen_row(plane->type, (const char *)half, n_elems * BLOCK, scratch->k);
@@ -249,7 +272,7 @@ static void score_block(const neap_attn_tile *tile, const tile_scratch *scratch,
         transpose_32(scratch->v, stride * sizeof(float), n_elems, scratch->k);
     }
     gemm_f32(tile->n_rows, BLOCK, n_elems, scratch->q, scratch->k_stride, scratch->k, BLOCK,
-             scratch->s, BLOCK, false);
+             scratch->s, BLOCK, false, rows_ahead(plane, at->k, BLOCK / (TV * VL)));
 }
 
 static bool all_finite(const float *x, size_t n) {
@@ -287,7 +310,7 @@ static void add_values(const neap_attn_tile *tile, const tile_scratch *scratch, 
     if (plane->type == NEAP_ATTN_F16 && n_elems % VL == 0 && tile->n_rows <= MR && !hidden) {
         gemm_f16(tile->n_rows, n_elems, at->n, scratch->s, BLOCK,
                  (const uint16_t *)(const void *)at->v, plane->cell_bytes / 2, scratch->out, stride,
-                 true);
+                 true, rows_ahead(plane, at->v, (n_elems + TV * VL - 1) / (TV * VL)));
         return;
     }
     for (uint32_t c = 0; c < at->n; c++) {
@@ -298,7 +321,8 @@ static void add_values(const neap_attn_tile *tile, const tile_scratch *scratch, 
         return;
     }
     gemm_f32(tile->n_rows, (uint32_t)stride, at->n, scratch->s, BLOCK, scratch->v, stride,
-             scratch->out, stride, true);
+             scratch->out, stride, true,
+             rows_ahead(plane, at->v, (n_elems + TV * VL - 1) / (TV * VL)));
 }
 
 /* ---- mask and softmax ---- */
@@ -467,8 +491,6 @@ static int tile_compute(const neap_attn_tile *tile, void *memory, neap_attn_sums
     const neap_attn_shape *shape = &tile->job->shape;
     lay_out(shape, memory, &scratch);
     load_queries(tile, &scratch);
-    size_t k_bytes = shape->k.type == NEAP_ATTN_F16 ? 2 * (size_t)shape->k.head_elems : 0;
-    size_t v_bytes = shape->v.type == NEAP_ATTN_F16 ? 2 * (size_t)shape->v.head_elems : 0;
     for (uint32_t cell = tile->first_cell; cell < tile->end_cell; cell += BLOCK) {
         if (cell % NEAP_ATTN_CHUNK_CELLS == 0) {
             int err = await_chunk(tile, cell);
@@ -485,14 +507,7 @@ static int tile_compute(const neap_attn_tile *tile, void *memory, neap_attn_sums
         if (seen == SEES_NOTHING) {
             continue;
         }
-        if (cell + BLOCK < tile->end_cell) {
-            /* The chunk's own next block, or what lies after it: a prefetch faults nothing in. */
-            prefetch_block(&shape->k, at.k + BLOCK * shape->k.cell_bytes, BLOCK, k_bytes);
-        }
         score_block(tile, &scratch, &at);
-        if (cell + BLOCK < tile->end_cell) {
-            prefetch_block(&shape->v, at.v + BLOCK * shape->v.cell_bytes, BLOCK, v_bytes);
-        }
         soften(tile, &scratch, &at);
         add_values(tile, &scratch, &at, seen != SEES_ALL);
     }

@@ -10,8 +10,8 @@
 #include "transpose.h"
 
 #define VL 16
-#define MR 7
-#define TV 4
+#define MR 14
+#define TV 2
 #define TILE_ROWS 112
 typedef __m512 vf;
 #define vf_zero() _mm512_setzero_ps()
@@ -59,41 +59,57 @@ static inline __m512 vf_exp2(__m512 x) {
                                   whole);
 }
 
-/* Four 16-byte pieces of rows 0, 4, 8, 12 from p, one in each lane: by loads, which leaves the
- * shuffle units to the transposition. */
-static inline __m512i load_lanes(const char *p, size_t stride) {
-    const char *at = p;
-    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)at));
-    at += 4 * stride;
-    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(const void *)at), 1);
-    at += 4 * stride;
-    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(const void *)at), 2);
-    at += 4 * stride;
-    return _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(const void *)at), 3);
+/* Transposes 16 rows of 16 dwords in four rounds. */
+static inline void transpose_dwords(__m512i r[16]) {
+    __m512i t[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    /* Now lane l of r[4 j + i] is dword 4 l + i of rows 4 j .. 4 j + 3. */
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
 }
 
-/* t[p] = dword p of 16 rows, for the four dwords at rows. */
-static inline void transpose_dwords(const char *rows, size_t stride, __m512i t[4]) {
-    __m512i r0 = load_lanes(rows, stride), r1 = load_lanes(rows + stride, stride);
-    __m512i r2 = load_lanes(rows + 2 * stride, stride), r3 = load_lanes(rows + 3 * stride, stride);
-    __m512i a = _mm512_unpacklo_epi32(r0, r1), b = _mm512_unpackhi_epi32(r0, r1);
-    __m512i c = _mm512_unpacklo_epi32(r2, r3), d = _mm512_unpackhi_epi32(r2, r3);
-    t[0] = _mm512_unpacklo_epi64(a, c);
-    t[1] = _mm512_unpackhi_epi64(a, c);
-    t[2] = _mm512_unpacklo_epi64(b, d);
-    t[3] = _mm512_unpackhi_epi64(b, d);
+static inline void load_rows(const char *rows, size_t stride, __m512i r[16]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) {
+        r[i] = _mm512_loadu_si512(rows + (size_t)i * stride);
+    }
 }
 
 static inline void transpose_32(const float *rows, size_t stride, uint32_t n_elems, float *panel) {
-    if (n_elems % 4 != 0) {
+    if (n_elems % 16 != 0) {
         neap_transpose_32(rows, stride, n_elems, panel);
         return;
     }
     for (uint32_t r = 0; r < 64; r += 16) {
-        for (uint32_t e = 0; e < n_elems; e += 4) {
-            __m512i t[4];
-            transpose_dwords((const char *)rows + r * stride + 4 * (size_t)e, stride, t);
-            for (uint32_t i = 0; i < 4; i++) {
+        for (uint32_t e = 0; e < n_elems; e += 16) {
+            __m512i t[16];
+            load_rows((const char *)rows + r * stride + 4 * (size_t)e, stride, t);
+            transpose_dwords(t);
+#pragma GCC unroll 16
+            for (uint32_t i = 0; i < 16; i++) {
                 _mm512_storeu_si512(panel + (size_t)(e + i) * 64 + r, t[i]);
             }
         }
@@ -103,24 +119,25 @@ static inline void transpose_32(const float *rows, size_t stride, uint32_t n_ele
 /* Pairs of elements are transposed as dwords; then the even and the odd ones are told apart. */
 static inline void transpose_16(const char *rows, size_t stride, uint32_t n_elems,
                                 uint16_t *panel) {
-    if (n_elems % 8 != 0) {
+    if (n_elems % 32 != 0) {
         neap_transpose_16(rows, stride, n_elems, panel);
         return;
     }
-    const __m512i even =
-        _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26,
-                         24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512i odd = _mm512_add_epi16(even, _mm512_set1_epi16(1));
-    for (uint32_t r = 0; r < 64; r += 32) {
-        for (uint32_t e = 0; e < n_elems; e += 8) {
-            __m512i low[4], high[4];
-            const char *at = rows + r * stride + 2 * (size_t)e;
-            transpose_dwords(at, stride, low);
-            transpose_dwords(at + 16 * stride, stride, high);
-            for (uint32_t i = 0; i < 4; i++) {
+    const __m512i apart = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3,
+                                           1, 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4,
+                                           2, 0);
+    for (uint32_t r = 0; r < 64; r += 16) {
+        for (uint32_t e = 0; e < n_elems; e += 32) {
+            __m512i t[16];
+            load_rows(rows + r * stride + 2 * (size_t)e, stride, t);
+            transpose_dwords(t);
+#pragma GCC unroll 16
+            for (uint32_t i = 0; i < 16; i++) {
                 uint16_t *dst = panel + (size_t)(e + 2 * i) * 64 + r;
-                _mm512_storeu_si512(dst, _mm512_permutex2var_epi16(low[i], even, high[i]));
-                _mm512_storeu_si512(dst + 64, _mm512_permutex2var_epi16(low[i], odd, high[i]));
+                __m512i both = _mm512_permutexvar_epi16(apart, t[i]);
+                _mm256_storeu_si256((__m256i *)(void *)dst, _mm512_castsi512_si256(both));
+                _mm256_storeu_si256((__m256i *)(void *)(dst + 64),
+                                    _mm512_extracti64x4_epi64(both, 1));
             }
         }
     }
