@@ -237,6 +237,11 @@ NEAP_API int neap_evict(neap_engine *engine, const neap_evict_request *request,
  * -ECANCELED when an eviction came in between. */
 NEAP_API int neap_restore(neap_engine *engine, uint64_t *ret_bytes);
 
+/* Counts attention operations for neap_stat: those of our kernels (named) and those that the host
+ * computed. */
+NEAP_API void neap_attention_count(neap_engine *engine, const char *kernel, uint64_t n_ours,
+                                   uint64_t n_host);
+
 typedef enum neap_stage {
     NEAP_STAGE_NONE,
     NEAP_STAGE_KVONLY,
@@ -268,6 +273,8 @@ typedef struct neap_stat {
     double overlap; /* of the last restore: 1 - waited / restored, 0..1 */
     char model[256];
     char codec[32], policy[32];
+    char attention[16]; /* our kernels that ran, by name; empty: none yet */
+    uint64_t attentions, attentions_host;
     char last_error[256];
 } neap_stat;
 

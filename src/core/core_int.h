@@ -49,6 +49,8 @@ struct neap_engine {
     uint64_t request_waited_ns;
     uint64_t ttft_ns, restore_ns;
     double overlap;
+    const char *attention;
+    uint64_t attentions, attentions_host;
 };
 
 /* use.c: no use runs or begins between the two; one caller at a time. Not within a use. */

@@ -95,7 +95,21 @@ void neap_stat_get(neap_engine *engine, neap_stat *ret_stat) {
     memcpy(stat.model, engine->model, sizeof stat.model);
     memcpy(stat.last_error, pool->last_error, sizeof stat.last_error);
     snprintf(stat.codec, sizeof stat.codec, "%s", pool->codec->name);
+    snprintf(stat.attention, sizeof stat.attention, "%s",
+             engine->attention ? engine->attention : "");
+    stat.attentions = engine->attentions;
+    stat.attentions_host = engine->attentions_host;
     snprintf(stat.policy, sizeof stat.policy, "%s", engine->policy->name);
     pthread_mutex_unlock(&pool->lock);
     *ret_stat = stat;
+}
+
+void neap_attention_count(neap_engine *engine, const char *kernel, uint64_t n_ours,
+                          uint64_t n_host) {
+    if (n_ours == 0 && n_host == 0) return;
+    pthread_mutex_lock(&engine->pool->lock);
+    if (n_ours > 0) engine->attention = kernel;
+    engine->attentions += n_ours;
+    engine->attentions_host += n_host;
+    pthread_mutex_unlock(&engine->pool->lock);
 }

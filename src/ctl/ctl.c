@@ -202,6 +202,13 @@ int neap_ctl_stat_format(int pid, const char *program, const neap_stat *stat, ch
         text(stat->codec), "policy", text(stat->policy), "bytes", stat_bytes(stat), "units",
         stat_units(stat), "counters", stat_counters(stat), "last_request", stat_request(stat),
         "last_error", text(stat->last_error));
+    json_t *attention =
+        json_pack("{s:o, s:o, s:o}", "kernel", text(stat->attention), "nodes",
+                  count(stat->attentions), "nodes_host", count(stat->attentions_host));
+    if (json_object_set_new(instance, "attention", attention) != 0) {
+        json_decref(instance);
+        return -ENOMEM;
+    }
     return dump(json_pack("{s:b, s:o}", "ok", 1, "instance", instance), ret_line);
 }
 

@@ -42,8 +42,10 @@ struct neap_attend {
     size_t cap_nodes;
     attended *attended;
     size_t n, cap;
-    arena scratch; /* one for all: nodes run one after the other */
-    arena lists;   /* chunk pointers, states, seen */
+    size_t n_host;              /* attention nodes of the graph that stay the host's */
+    const neap_attend_job *now; /* of the plan at hand */
+    arena scratch;              /* one for all: nodes run one after the other */
+    arena lists;                /* chunk pointers, states, seen */
 };
 
 neap_attend_mode neap_attend_choice;
@@ -250,7 +252,7 @@ static uint8_t *seen_chunks(neap_attend *attend, const attended *a,
 }
 
 static void plan_node(neap_attend *attend, const struct ggml_tensor *node, int at,
-                      const neap_attn_shape *wanted, uint32_t n_threads, bool all_resident) {
+                      const neap_attn_shape *wanted) {
     attended *a = &attend->attended[attend->n++];
     neap_attn_shape shape = *wanted;
     uint32_t v_stream = 0;
@@ -261,13 +263,13 @@ static void plan_node(neap_attend *attend, const struct ggml_tensor *node, int a
     }
     shape.k.chunks = chunk_list(attend, node->src[1]);
     shape.v.chunks = chunk_list(attend, node->src[2]);
-    if (a->layer != NULL && !all_resident) {
+    if (a->layer != NULL && !attend->now->all_resident) {
         shape.ready = chunk_ready;
         shape.wait = chunk_wait;
         shape.ctx = a;
     }
     void *state = arena_take(&attend->lists, neap_attn_state_bytes(&shape));
-    neap_attn_plan(&a->job, &shape, n_threads, attend->scratch.base, state);
+    neap_attn_plan(&a->job, &shape, (uint32_t)attend->now->n_threads, attend->scratch.base, state);
     a->node = *node;
     a->node.op = neap_host_op_number(NEAP_OP_CUSTOM);
     const struct ggml_custom_op_params params = {
@@ -278,19 +280,25 @@ static void plan_node(neap_attend *attend, const struct ggml_tensor *node, int a
     a->seen = shape.wait != NULL ? seen_chunks(attend, a, node->src[3]) : NULL;
 }
 
-/* Whether our kernels are the ones to compute this node. */
-static bool is_ours(const struct ggml_tensor *node, neap_attn_shape *ret_shape) {
-    return neap_attend_choice != NEAP_ATTEND_HOST && neap_host_op(node->op) == NEAP_OP_FLASH_ATTN &&
-           shape_of(node, ret_shape);
+/* Whether our kernels are the ones to compute this attention node. */
+static bool is_ours(const neap_attend_job *job, const struct ggml_tensor *node,
+                    neap_attn_shape *ret_shape) {
+    return neap_attend_choice != NEAP_ATTEND_HOST && shape_of(node, ret_shape) &&
+           (neap_attend_choice == NEAP_ATTEND_OWN || job->measuring ||
+            neap_attend_choose(node, job->cpu, job->n_threads));
 }
 
-static int reserve(neap_attend *attend, const struct ggml_cgraph *graph, uint32_t n_threads,
-                   size_t *ret_n) {
+static int reserve(neap_attend *attend, const struct ggml_cgraph *graph, size_t *ret_n) {
     size_t n = 0, scratch = 0, lists = 0;
     neap_attn_shape shape;
     for (int i = 0; i < graph->n_nodes; i++) {
-        if (is_ours(graph->nodes[i], &shape)) {
-            size_t bytes = neap_attn_scratch_bytes(&shape, n_threads);
+        if (neap_host_op(graph->nodes[i]->op) != NEAP_OP_FLASH_ATTN) {
+            continue;
+        }
+        if (!is_ours(attend->now, graph->nodes[i], &shape)) {
+            attend->n_host++;
+        } else {
+            size_t bytes = neap_attn_scratch_bytes(&shape, (uint32_t)attend->now->n_threads);
             scratch = bytes > scratch ? bytes : scratch;
             lists += list_bytes(&shape);
             n++;
@@ -322,22 +330,30 @@ static int reserve(neap_attend *attend, const struct ggml_cgraph *graph, uint32_
     return err == 0 ? arena_reserve(&attend->lists, lists) : err;
 }
 
-int neap_attend_plan(neap_attend *attend, const struct ggml_cgraph *graph, int n_threads,
-                     bool all_resident) {
+int neap_attend_plan(neap_attend *attend, const struct ggml_cgraph *graph,
+                     const neap_attend_job *job) {
     size_t n;
     attend->n = 0;
-    int err = reserve(attend, graph, (uint32_t)n_threads, &n);
+    attend->n_host = 0;
+    attend->now = job;
+    int err = reserve(attend, graph, &n);
     if (err != 0 || n == 0) {
         return err;
     }
     memcpy(attend->nodes, graph->nodes, (size_t)graph->n_nodes * sizeof *attend->nodes);
     for (int i = 0; i < graph->n_nodes; i++) {
         neap_attn_shape shape;
-        if (is_ours(graph->nodes[i], &shape)) {
-            plan_node(attend, graph->nodes[i], i, &shape, (uint32_t)n_threads, all_resident);
+        if (neap_host_op(graph->nodes[i]->op) == NEAP_OP_FLASH_ATTN &&
+            is_ours(job, graph->nodes[i], &shape)) {
+            plan_node(attend, graph->nodes[i], i, &shape);
         }
     }
     return 0;
+}
+
+void neap_attend_count(const neap_attend *attend, size_t *ret_ours, size_t *ret_host) {
+    *ret_ours = attend->n;
+    *ret_host = attend->n_host;
 }
 
 struct ggml_tensor **neap_attend_nodes(neap_attend *attend, const struct ggml_cgraph *graph) {

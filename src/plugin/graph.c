@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attn.h"
 #include "clock.h"
 #include "err.h"
 #include "ggml-impl.h"
@@ -466,7 +467,9 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend, struct ggm
     }
     neap_use_begin(engine, NEAP_USE_COMPUTE);
     bool all_resident = neap_all_resident(engine);
-    err = neap_attend_plan(ctx->attend, graph, ctx->n_threads, all_resident);
+    const neap_attend_job job = {
+        .cpu = ctx->cpu, .n_threads = ctx->n_threads, .all_resident = all_resident};
+    err = neap_attend_plan(ctx->attend, graph, &job);
     collect(ctx, graph, all_resident);
     mark_begin(ctx);
     err = err != 0                   ? err
@@ -479,6 +482,9 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend, struct ggm
         status = all_resident ? compute_resident(ctx, graph, &err)
                               : compute_as_restored(ctx, graph, &err);
     }
+    size_t n_ours, n_host;
+    neap_attend_count(ctx->attend, &n_ours, &n_host);
+    neap_attention_count(engine, neap_attn_kernel_name(0), n_ours, n_host);
     if (status == GGML_STATUS_SUCCESS) {
         neap_buffer_for_each(hold_outputs, graph);
     }

@@ -8,6 +8,7 @@
  *   kv.c       KV caches: which bytes are which cells
  *   graph.c    graph_compute: which nodes wait for which units
  *   attend.c   attention nodes that our own kernels compute
+ *   attend_choice.c  which of them, by measurement
  *   mask.c     what an attention mask shows
  *   lost.c     cells that could not be brought back are never read
  *
@@ -172,10 +173,17 @@ extern neap_attend_mode neap_attend_choice; /* set once, before the first graph 
 typedef struct neap_attend neap_attend;
 neap_attend *neap_attend_create(void); /* NULL: no memory */
 void neap_attend_free(neap_attend *attend);
-/* Plans every attention of the graph that our kernels can compute, with n_threads threads;
- * all_resident: none has to wait for anything. */
-int neap_attend_plan(neap_attend *attend, const struct ggml_cgraph *graph, int n_threads,
-                     bool all_resident);
+typedef struct neap_attend_job {
+    ggml_backend_t cpu; /* the host's */
+    int n_threads;
+    bool all_resident; /* nothing has to be waited for */
+    bool measuring;    /* ours whatever the choice */
+} neap_attend_job;
+/* Plans every attention of the graph that our kernels can compute and are chosen for. */
+int neap_attend_plan(neap_attend *attend, const struct ggml_cgraph *graph,
+                     const neap_attend_job *job);
+/* Attention nodes of the plan, and those left to the host. */
+void neap_attend_count(const neap_attend *attend, size_t *ret_ours, size_t *ret_host);
 /* The graph's nodes with those of the plan in place; valid until the next plan. */
 struct ggml_tensor **neap_attend_nodes(neap_attend *attend, const struct ggml_cgraph *graph);
 /* Whether the node of this index waits for the chunks of its K and V by itself. */
@@ -184,6 +192,9 @@ bool neap_attend_waits(const neap_attend *attend, int node);
 bool neap_attend_reads(const neap_attend *attend, int node, uint32_t stream, uint32_t chunk);
 /* First error of the planned nodes in [begin, end) of the graph, or 0; and its node. */
 int neap_attend_result(const neap_attend *attend, int begin, int end, int *ret_node);
+
+/* attend_choice.c: whether our kernels are to compute this node (which they can). */
+bool neap_attend_choose(const struct ggml_tensor *node, ggml_backend_t cpu, int n_threads);
 
 /* graph.c */
 ggml_backend_t neap_backend_create(ggml_backend_dev_t device);

@@ -159,6 +159,8 @@ static void stat_reply(void) {
                       .released = UINT64_MAX,
                       .units_kv_evicted = 3,
                       .wait_ns = 9,
+                      .attentions = 5,
+                      .attentions_host = 4,
                       .ttft_ns = 1500000,
                       .overlap = 0.25};
     strcpy(stat.model, "caf\xe9.gguf"); /* Latin-1: not UTF-8 */
@@ -183,6 +185,9 @@ static void stat_reply(void) {
     CHECK(json_integer_value(json_object_get(units, "kv_evicted")) == 3);
     const json_t *counters = json_object_get(instance, "counters");
     CHECK(json_integer_value(json_object_get(counters, "wait_ns")) == 9);
+    const json_t *attention = json_object_get(instance, "attention");
+    CHECK(json_integer_value(json_object_get(attention, "nodes")) == 5);
+    CHECK(json_integer_value(json_object_get(attention, "nodes_host")) == 4);
     const json_t *request = json_object_get(instance, "last_request");
     CHECK(json_real_value(json_object_get(request, "ttft_ms")) == 1.5);
     CHECK(json_real_value(json_object_get(request, "overlap")) == 0.25);
