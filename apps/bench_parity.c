@@ -1,115 +1,21 @@
 /* bench_parity.c - `neap bench parity`: the same llama-bench with the backend and without it.
  * A pair is one run of each, one right after the other; which goes first alternates. */
 #include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "bench.h"
+#include "model_speed.h"
 
 #define DEFAULT_REPS 5
-enum { TEST_PP, TEST_TG, N_TESTS };
-static const char *const test_names[N_TESTS] = {"pp512", "tg128"};
+enum { N_TESTS = 2 };
+static const neap_speed_test tests[N_TESTS] = {{"pp512", 512, 0}, {"tg128", 0, 128}};
+static const char *const bench_args[] = {"-p", "512", "-n", "128", NULL};
 
 typedef struct pairs {
     double neap[NEAP_BENCH_REPS_MAX], stock[NEAP_BENCH_REPS_MAX], ratio[NEAP_BENCH_REPS_MAX];
     size_t n;
 } pairs;
-
-/* In the child: becomes llama-bench with its output in fd. */
-static void become_bench(const char *model, bool with_neap, int fd, int log_fd, pid_t parent) {
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) _exit(1);
-    dup2(fd, STDOUT_FILENO);
-    if (log_fd >= 0) dup2(log_fd, STDERR_FILENO);
-    if (!with_neap) {
-        unsetenv("GGML_BACKEND_PATH");
-        unsetenv("LLAMA_ARG_DEVICE");
-    }
-    char program[NEAP_PATH_MAX], threads[16];
-    neap_path_program("llama-bench", program);
-    snprintf(threads, sizeof threads, "%d", neap_option_threads());
-    const char *argv[32] = {program, "-m", model, "-p", "512", "-n",
-                            "128",   "-r", "1",   "-o", "json"};
-    size_t n = 11;
-    if (with_neap) {
-        argv[n++] = "-dev";
-        argv[n++] = "NEAP";
-    }
-    argv[n++] = "-ngl";
-    argv[n++] = with_neap ? "99" : "0";
-    if (neap_option_threads()) {
-        argv[n++] = "-t";
-        argv[n++] = threads;
-    }
-    execvp(program, (char **)argv);
-    dprintf(STDERR_FILENO, "%s: %s\n", program, strerror(errno));
-    _exit(127);
-}
-
-/* Runs llama-bench once; its JSON, or NULL with the error printed. */
-static json_t *run_bench(const char *model, bool with_neap) {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) {
-        neap_cli_error(NEAP_EXIT_FAILED, NULL, "pipe: %s", neap_strerror(-errno));
-        return NULL;
-    }
-    const pid_t parent = getpid();
-    const int log_fd = memfd_create("llama-bench", MFD_CLOEXEC);
-    fflush(NULL);
-    const pid_t pid = fork();
-    if (pid == 0) become_bench(model, with_neap, ends[1], log_fd, parent);
-    const int err = -errno;
-    close(ends[1]);
-    json_t *reply = NULL;
-    FILE *out = pid > 0 ? fdopen(ends[0], "r") : NULL;
-    if (out) reply = json_loadf(out, 0, NULL);
-    if (out)
-        fclose(out);
-    else
-        close(ends[0]);
-    int wait_status = 0;
-    if (pid > 0) waitpid(pid, &wait_status, 0);
-    const bool good =
-        json_is_array(reply) && WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0;
-    if (!good) {
-        json_decref(reply);
-        reply = NULL;
-        neap_cli_error(NEAP_EXIT_FAILED, NULL, "llama-bench %s neap: %s",
-                       with_neap ? "with" : "without", pid < 0 ? neap_strerror(err) : "failed");
-        neap_cli_print_tail("llama-bench", log_fd);
-    }
-    if (log_fd >= 0) close(log_fd);
-    return reply;
-}
-
-/* Tokens per second of both tests; checks that it ran on what it should have. */
-static int tokens_per_second(const char *model, bool with_neap, double ret_tps[N_TESTS]) {
-    json_t *reply = run_bench(model, with_neap);
-    if (!reply) return NEAP_EXIT_FAILED;
-    int status = 0;
-    ret_tps[TEST_PP] = ret_tps[TEST_TG] = 0;
-    size_t i;
-    json_t *row;
-    json_array_foreach(reply, i, row) {
-        const json_int_t n_gen = json_integer_value(json_object_get(row, "n_gen"));
-        const char *backends = json_string_value(json_object_get(row, "backends"));
-        const bool is_neap = backends && strstr(backends, "NEAP");
-        if (is_neap != with_neap)
-            status = neap_cli_error(NEAP_EXIT_FAILED, "is the backend built for these programs?",
-                                    "llama-bench ran on %s", backends ? backends : "?");
-        ret_tps[n_gen ? TEST_TG : TEST_PP] = json_number_value(json_object_get(row, "avg_ts"));
-    }
-    json_decref(reply);
-    if (!status && (ret_tps[TEST_PP] <= 0 || ret_tps[TEST_TG] <= 0))
-        status = neap_cli_error(NEAP_EXIT_FAILED, NULL, "llama-bench: no result in its output");
-    return status;
-}
 
 static int measure(const char *model, const char *path, size_t reps, double done, double share,
                    pairs results[N_TESTS]) {
@@ -118,7 +24,9 @@ static int measure(const char *model, const char *path, size_t reps, double done
         for (size_t half = 0; half < 2; half++) {
             const bool with_neap = (rep + half) % 2 == 0;
             neap_progress_set(done + share * (double)(2 * rep + half) / (double)(2 * reps), model);
-            const int status = tokens_per_second(path, with_neap, tps[with_neap]);
+            const int status = neap_model_speed(
+                &(neap_speed_run){.path = path, .with_neap = with_neap, .args = bench_args}, tests,
+                N_TESTS, tps[with_neap]);
             if (status) return status;
         }
         for (size_t test = 0; test < N_TESTS; test++) {
@@ -166,7 +74,7 @@ static int run_all(const neap_bench_options *options) {
                              1.0 / (double)options->n_models, results);
         neap_progress_stop();
         for (size_t test = 0; results && test < N_TESTS && !status; test++)
-            add_row(model, test_names[test], &results[test], options->as_json, rows);
+            add_row(model, tests[test].name, &results[test], options->as_json, rows);
         free(results);
     }
     if (!status && options->as_json)
