@@ -25,8 +25,7 @@
 #include <stdlib.h>
 
 #include "policy_int.h"
-
-static const double default_read_rate = 1.5e9, default_decode_rate = 8e9; /* bytes per second */
+#include "profile.h"
 
 typedef struct plan {
     const neap_policy_input *input;
@@ -88,8 +87,8 @@ static void plan_init(plan *p, neap_order order) {
     qsort_r(in_memory - n_in_memory, n_in_memory, sizeof *kv, neap_order_compare, &context);
     p->n_kv = n_kv, p->n_weights = n_weights, p->n_in_memory = n_in_memory;
 
-    double read_rate = in->read_rate ? (double)in->read_rate : default_read_rate;
-    double decode_rate = in->decode_rate ? (double)in->decode_rate : default_decode_rate;
+    double read_rate = in->read_rate ? (double)in->read_rate : NEAP_DEFAULT_READ_BPS;
+    double decode_rate = in->decode_rate ? (double)in->decode_rate : NEAP_DEFAULT_DECODE_BPS;
     double kv_mean = n_kv + n_in_memory ? kv_bytes / (double)(n_kv + n_in_memory) : 0;
     p->read_weight_s = n_weights ? weight_bytes / (double)n_weights / read_rate : 0;
     p->decode_kv_s = kv_mean / decode_rate;
