@@ -7,18 +7,7 @@
 
 #include "core_int.h"
 #include "err.h"
-#include "proc.h"
-
-static int swap_dir(const neap_options *options, char *path, size_t cap) {
-    if (options->swap_dir && options->swap_dir[0])
-        return (size_t)snprintf(path, cap, "%s", options->swap_dir) < cap ? 0 : -ENAMETOOLONG;
-    const int err = neap_cache_dir(path, cap);
-    if (err) return err;
-    const size_t len = strlen(path);
-    if (len + sizeof "/swap" > cap) return -ENAMETOOLONG;
-    memcpy(path + len, "/swap", sizeof "/swap");
-    return 0;
-}
+#include "profile_file.h"
 
 static int wire(neap_engine *engine, const neap_options *options) {
     char dir[PATH_MAX];
@@ -28,7 +17,7 @@ static int wire(neap_engine *engine, const neap_options *options) {
     engine->program = strdup(options->program ? options->program : "?");
     engine->keep_bytes = options->keep_bytes;
     if (!engine->program) return -ENOMEM;
-    int err = swap_dir(options, dir, sizeof dir);
+    int err = neap_swap_folder(options->swap_dir, dir, sizeof dir);
     if (err) return err;
     const neap_pool_options pool_options = {
         .codec = codec,
