@@ -27,8 +27,9 @@ static int wire(neap_engine *engine, const neap_options *options) {
         .swap_limit_bytes = options->swap_limit_bytes,
     };
     err = neap_pool_create(&pool_options, &engine->pool);
-    if (!err) err = neap_pipeline_create(engine->pool, &engine->pipeline);
-    return err;
+    if (err) return err;
+    neap_engine_rates_open(engine, options->profile, dir);
+    return neap_pipeline_create(engine->pool, neap_engine_rates_note, engine, &engine->pipeline);
 }
 
 int neap_engine_create(const neap_options *options, neap_engine **ret_engine) {
@@ -52,6 +53,7 @@ void neap_engine_free(neap_engine *engine) {
     if (!engine) return;
     neap_endpoint_close(engine); /* first: its threads evict and restore */
     neap_pipeline_free(engine->pipeline);
+    neap_engine_rates_close(engine);
     if (engine->regions) neap_log(NEAP_LOG_ERROR, "engine freed before its regions");
     neap_pool_free(engine->pool);
     pthread_cond_destroy(&engine->use_changed);

@@ -129,6 +129,7 @@ static neap_step *make_plan(eviction *e, uint64_t target, size_t *ret_n) {
     e->n_units = 0;
     neap_pool_each(pool, add_candidate, e);
     const neap_totals totals = neap_totals_get(engine);
+    const neap_rates rates = engine->rates;
     pthread_mutex_unlock(&pool->lock);
 
     *ret_n = 0;
@@ -141,6 +142,8 @@ static neap_step *make_plan(eviction *e, uint64_t target, size_t *ret_n) {
         .units = e->units,
         .n = e->n_units,
         .target_bytes = target,
+        .read_rate = rates.read.bps,
+        .decode_rate = rates.decode.bps,
         .memory_useful = strcmp(pool->codec->name, "none") != 0,
         .n_weights_evicted = totals.n_weights_evicted,
         .n_kv_on_storage = totals.n_kv_on_storage,
