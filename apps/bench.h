@@ -31,6 +31,11 @@ extern const char neap_bench_help[];
 
 /* Takes one of the shared options; 0, the status of the error printed, or -1: not one of them. */
 int neap_bench_option(int code, const char *value, neap_bench_options *options);
+/* Runs llama-bench once, with the backend or without, on a prompt of so many tokens and for the
+ * generation of so many; its JSON, or NULL with the error printed. With the backend:
+ * neap_path_load_backend first. */
+json_t *neap_llama_bench(const char *model, bool with_neap, const char *n_prompt,
+                         const char *n_gen);
 /* Without --model: every model of the table that has been fetched. 0, or the status of the error.
  */
 int neap_bench_default_models(neap_bench_options *options);

@@ -22,7 +22,8 @@ typedef struct pairs {
 } pairs;
 
 /* In the child: becomes llama-bench with its output in fd. */
-static void become_bench(const char *model, bool with_neap, int fd, int log_fd, pid_t parent) {
+static void become_bench(const char *model, bool with_neap, const char *n_prompt, const char *n_gen,
+                         int fd, int log_fd, pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(1);
     dup2(fd, STDOUT_FILENO);
@@ -34,8 +35,8 @@ static void become_bench(const char *model, bool with_neap, int fd, int log_fd, 
     char program[NEAP_PATH_MAX], threads[16];
     neap_path_program("llama-bench", program);
     snprintf(threads, sizeof threads, "%d", neap_option_threads());
-    const char *argv[32] = {program, "-m", model, "-p", "512", "-n",
-                            "128",   "-r", "1",   "-o", "json"};
+    const char *argv[32] = {program, "-m", model, "-p", n_prompt, "-n",
+                            n_gen,   "-r", "1",   "-o", "json"};
     size_t n = 11;
     if (with_neap) {
         argv[n++] = "-dev";
@@ -52,8 +53,8 @@ static void become_bench(const char *model, bool with_neap, int fd, int log_fd, 
     _exit(127);
 }
 
-/* Runs llama-bench once; its JSON, or NULL with the error printed. */
-static json_t *run_bench(const char *model, bool with_neap) {
+json_t *neap_llama_bench(const char *model, bool with_neap, const char *n_prompt,
+                         const char *n_gen) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) {
         neap_cli_error(NEAP_EXIT_FAILED, NULL, "pipe: %s", neap_strerror(-errno));
@@ -63,7 +64,7 @@ static json_t *run_bench(const char *model, bool with_neap) {
     const int log_fd = memfd_create("llama-bench", MFD_CLOEXEC);
     fflush(NULL);
     const pid_t pid = fork();
-    if (pid == 0) become_bench(model, with_neap, ends[1], log_fd, parent);
+    if (pid == 0) become_bench(model, with_neap, n_prompt, n_gen, ends[1], log_fd, parent);
     const int err = -errno;
     close(ends[1]);
     json_t *reply = NULL;
@@ -90,7 +91,7 @@ static json_t *run_bench(const char *model, bool with_neap) {
 
 /* Tokens per second of both tests; checks that it ran on what it should have. */
 static int tokens_per_second(const char *model, bool with_neap, double ret_tps[N_TESTS]) {
-    json_t *reply = run_bench(model, with_neap);
+    json_t *reply = neap_llama_bench(model, with_neap, "512", "128");
     if (!reply) return NEAP_EXIT_FAILED;
     int status = 0;
     ret_tps[TEST_PP] = ret_tps[TEST_TG] = 0;

@@ -29,6 +29,7 @@ int neap_cmd_ps(int argc, char **argv);
 int neap_cmd_evict(int argc, char **argv);
 int neap_cmd_restore(int argc, char **argv);
 int neap_cmd_stat(int argc, char **argv);
+int neap_cmd_profile(int argc, char **argv);
 int neap_cmd_demo(int argc, char **argv);
 int neap_cmd_bench(int argc, char **argv);
 int neap_bench_parity(int argc, char **argv);
