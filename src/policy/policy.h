@@ -24,6 +24,7 @@ typedef struct neap_policy_unit {
     uint64_t release_bytes; /* what releasing its pages gives back (for in_memory: encoded bytes) */
     uint64_t raw_bytes;     /* bytes to restore */
     uint64_t encoded_bytes; /* expected size on the stack; 0 for weights */
+    uint64_t stored_bytes;  /* expected size on storage; 0: raw_bytes */
 } neap_policy_unit;
 
 typedef struct neap_policy_input {
