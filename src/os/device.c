@@ -29,14 +29,20 @@ static char *existing(const char *folder) {
     }
 }
 
+static bool is_octal(char c) {
+    return c >= '0' && c <= '7';
+}
+
 /* Blanks and the like are written as \040. */
 static void unescape(char *text) {
     char *out = text;
     for (const char *in = text; *in; out++) {
-        const bool escaped = in[0] == '\\' && in[1] >= '0' && in[1] <= '3' && in[2] >= '0' &&
-                             in[2] <= '7' && in[3] >= '0' && in[3] <= '7';
-        *out = escaped ? (char)((in[1] - '0') << 6 | (in[2] - '0') << 3 | (in[3] - '0')) : *in;
-        in += escaped ? 4 : 1;
+        if (in[0] == '\\' && is_octal(in[1]) && is_octal(in[2]) && is_octal(in[3])) {
+            *out = (char)((in[1] - '0') * 64 + (in[2] - '0') * 8 + (in[3] - '0'));
+            in += 4;
+        } else {
+            *out = *in++;
+        }
     }
     *out = '\0';
 }
