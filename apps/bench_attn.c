@@ -226,7 +226,7 @@ static int measure(const char *path, const char *context, size_t reps, results *
             const size_t variant = (rep + i) % N_VARIANTS; /* each goes first in turn */
             double tps[N_TESTS];
             neap_progress_set((double)(rep * N_VARIANTS + i) / (double)(reps * N_VARIANTS), NULL);
-            const neap_speed_run run = {
+            neap_speed_run run = {
                 .path = path, .with_neap = variant == NEAP, .args = variant == FA_OFF ? off : on};
             const int status = neap_model_speed(&run, tests, N_TESTS, tps);
             if (status) return status;

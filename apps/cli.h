@@ -29,6 +29,7 @@ int neap_cmd_ps(int argc, char **argv);
 int neap_cmd_evict(int argc, char **argv);
 int neap_cmd_restore(int argc, char **argv);
 int neap_cmd_stat(int argc, char **argv);
+int neap_cmd_profile(int argc, char **argv);
 int neap_cmd_demo(int argc, char **argv);
 int neap_cmd_bench(int argc, char **argv);
 int neap_bench_parity(int argc, char **argv);
@@ -124,7 +125,8 @@ int neap_option_common(int code, const char *value);
 int neap_option_codec(const char *value); /* 0 or the status of the error printed */
 int neap_option_policy(const char *value);
 int neap_option_attn(const char *value);
-/* Checks NEAP_CODEC, NEAP_POLICY and NEAP_ATTN as the user's environment has them, in the same way. */
+/* Checks NEAP_CODEC, NEAP_POLICY and NEAP_ATTN as the user's environment has them, in the same way.
+ */
 int neap_option_environment(void);
 /* Number of threads asked for by --threads; 0: not asked. */
 int neap_option_threads(void);

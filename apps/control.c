@@ -160,6 +160,15 @@ static void print_attention(const json_t *stat) {
                string_of(json_object_get(stat, "attention"), "kernel"));
 }
 
+static void print_profile(const json_t *stat) {
+    const json_t *profile = json_object_get(stat, "profile");
+    if (!profile) return;
+    printf("  throughput  %.2f GB/s from storage, %.2f GB/s decoding (%s)\n",
+           json_number_value(json_object_get(profile, "read_gbps")),
+           json_number_value(json_object_get(profile, "decode_gbps")),
+           string_of(profile, "source"));
+}
+
 static void print_stat(const json_t *stat) {
     printf("%s (pid %llu), %s\n", string_of(stat, "program"),
            (unsigned long long)neap_instance_count(stat, NULL, "pid"), string_of(stat, "state"));
@@ -185,6 +194,7 @@ static void print_stat(const json_t *stat) {
            neap_cli_size(neap_instance_count(stat, "bytes", "released")), string_of(stat, "stage"),
            string_of(stat, "codec"), string_of(stat, "policy"));
     print_attention(stat);
+    print_profile(stat);
     print_counters(stat);
     const uint64_t lost = neap_instance_count(stat, "units", "lost");
     if (lost) printf("  lost        %llu units\n", (unsigned long long)lost);

@@ -84,7 +84,7 @@ static json_t *run_bench(const neap_speed_run *run) {
     return reply;
 }
 
-int neap_model_speed(const neap_speed_run *run, const neap_speed_test *tests, size_t n_tests,
+int neap_model_speed(neap_speed_run *run, const neap_speed_test *tests, size_t n_tests,
                      double *ret_tps) {
     json_t *reply = run_bench(run);
     if (!reply) return NEAP_EXIT_FAILED;
@@ -101,6 +101,7 @@ int neap_model_speed(const neap_speed_run *run, const neap_speed_test *tests, si
         if (is_neap != run->with_neap)
             status = neap_cli_error(NEAP_EXIT_FAILED, "is the backend built for these programs?",
                                     "llama-bench ran on %s", backends ? backends : "?");
+        run->n_threads = (uint32_t)json_integer_value(json_object_get(row, "n_threads"));
         for (size_t t = 0; t < n_tests; t++)
             if (tests[t].n_prompt == n_prompt && tests[t].n_gen == n_gen)
                 ret_tps[t] = json_number_value(json_object_get(row, "avg_ts"));

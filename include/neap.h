@@ -63,6 +63,9 @@ typedef struct neap_options {
     const char *swap_dir;      /* default ${XDG_CACHE_HOME:-~/.cache}/neap/swap */
     uint64_t swap_limit_bytes; /* most bytes in the swap file; default: no limit of our own */
     uint64_t keep_bytes;       /* never evict below; default 0 */
+    const char *profile;       /* file of the device profile (neap profile): the restore paths'
+                                  throughputs are read from it and, when restores correct them,
+                                  written back; default: none */
     bool poison;               /* evicted ranges become PROT_NONE (test builds) */
     bool no_control;           /* do not open the control socket */
 } neap_options;
@@ -256,6 +259,13 @@ typedef enum neap_state {
     NEAP_STATE_RESTORING,
 } neap_state;
 
+/* Where the throughputs come from that evictions place by. */
+typedef enum neap_rate_source {
+    NEAP_RATES_DEFAULT,  /* nothing was measured yet */
+    NEAP_RATES_MEASURED, /* a profile, or restores */
+    NEAP_RATES_DRIFTED,  /* restores were off from the profile by more than a quarter */
+} neap_rate_source;
+
 /* Meanings as in `neap stat --json` (docs/man/neap-stat.1). */
 typedef struct neap_stat {
     neap_state state;
@@ -270,7 +280,9 @@ typedef struct neap_stat {
     uint64_t evictions, restores, bytes_evicted, bytes_restored_storage, bytes_restored_memory;
     uint64_t wait_ns, errors;
     uint64_t ttft_ns, restore_ns;
-    double overlap; /* of the last restore: 1 - waited / restored, 0..1 */
+    double overlap;                /* of the last restore: 1 - waited / restored, 0..1 */
+    uint64_t read_bps, decode_bps; /* of the restore paths, as evictions reckon with them */
+    neap_rate_source rate_source;
     char model[256];
     char codec[32], policy[32];
     char attention[16]; /* our kernels that ran, by name; empty: none yet */

@@ -4,6 +4,7 @@
  *   region.c    address ranges, scratch      evict.c     evict
  *   use.c       uses against evictions       restore.c   need, wait, restore, request marks
  *   stat.c      counters                     endpoint.c  control socket
+ *   rates.c     throughputs of restores  profile_file.c  where they are kept
  *
  * Locks      use_lock, then the pool's lock; never the other way round. Nothing waits for a use
  *            while it holds the pool's lock. */
@@ -14,6 +15,7 @@
 
 #include "pool.h"
 #include "pipeline.h"
+#include "profile.h"
 #include "sock.h"
 
 struct neap_region {
@@ -44,6 +46,8 @@ struct neap_engine {
     neap_region *regions;
     char model[256];
     neap_stage stage; /* of the last plan */
+    neap_rates rates;
+    struct neap_profile_link *profile; /* rates.c; NULL: none. The pointer is constant */
     uint64_t evictions, bytes_evicted, wait_ns;
     uint64_t request_began_ns; /* 0: no request open */
     uint64_t request_waited_ns;
@@ -74,6 +78,12 @@ typedef struct neap_totals {
     uint32_t n_weights, n_weights_evicted, n_kv, n_kv_evicted, n_kv_on_storage, n_lost;
 } neap_totals;
 neap_totals neap_totals_get(neap_engine *engine); /* [L] */
+
+/* rates.c: what goes wrong is logged. profile_path may be NULL. */
+void neap_engine_rates_open(neap_engine *engine, const char *profile_path, const char *swap_dir);
+void neap_engine_rates_close(neap_engine *engine);
+/* As neap_pipeline_measured; ctx is the engine. */
+void neap_engine_rates_note(void *ctx, neap_path path, uint64_t bytes, uint64_t ns);
 
 /* endpoint.c: logs what fails. */
 void neap_endpoint_open(neap_engine *engine);

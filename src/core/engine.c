@@ -7,18 +7,7 @@
 
 #include "core_int.h"
 #include "err.h"
-#include "proc.h"
-
-static int swap_dir(const neap_options *options, char *path, size_t cap) {
-    if (options->swap_dir && options->swap_dir[0])
-        return (size_t)snprintf(path, cap, "%s", options->swap_dir) < cap ? 0 : -ENAMETOOLONG;
-    const int err = neap_cache_dir(path, cap);
-    if (err) return err;
-    const size_t len = strlen(path);
-    if (len + sizeof "/swap" > cap) return -ENAMETOOLONG;
-    memcpy(path + len, "/swap", sizeof "/swap");
-    return 0;
-}
+#include "profile_file.h"
 
 static int wire(neap_engine *engine, const neap_options *options) {
     char dir[PATH_MAX];
@@ -28,7 +17,7 @@ static int wire(neap_engine *engine, const neap_options *options) {
     engine->program = strdup(options->program ? options->program : "?");
     engine->keep_bytes = options->keep_bytes;
     if (!engine->program) return -ENOMEM;
-    int err = swap_dir(options, dir, sizeof dir);
+    int err = neap_swap_folder(options->swap_dir, dir, sizeof dir);
     if (err) return err;
     const neap_pool_options pool_options = {
         .codec = codec,
@@ -38,8 +27,9 @@ static int wire(neap_engine *engine, const neap_options *options) {
         .swap_limit_bytes = options->swap_limit_bytes,
     };
     err = neap_pool_create(&pool_options, &engine->pool);
-    if (!err) err = neap_pipeline_create(engine->pool, &engine->pipeline);
-    return err;
+    if (err) return err;
+    neap_engine_rates_open(engine, options->profile, dir);
+    return neap_pipeline_create(engine->pool, neap_engine_rates_note, engine, &engine->pipeline);
 }
 
 int neap_engine_create(const neap_options *options, neap_engine **ret_engine) {
@@ -63,6 +53,7 @@ void neap_engine_free(neap_engine *engine) {
     if (!engine) return;
     neap_endpoint_close(engine); /* first: its threads evict and restore */
     neap_pipeline_free(engine->pipeline);
+    neap_engine_rates_close(engine);
     if (engine->regions) neap_log(NEAP_LOG_ERROR, "engine freed before its regions");
     neap_pool_free(engine->pool);
     pthread_cond_destroy(&engine->use_changed);

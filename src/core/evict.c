@@ -78,6 +78,14 @@ static uint64_t expected_encoded(const neap_pool *pool, uint64_t raw) {
     return (uint64_t)((double)raw * (double)c->encoded_bytes / (double)c->encoded_from_bytes);
 }
 
+/* Of a KV unit: what its restore from storage reads. */
+static uint64_t expected_stored(const neap_pool *pool, const neap_unit *unit, uint64_t raw,
+                                uint64_t encoded) {
+    if (unit->swap) return neap_swap_record_len(unit->swap);
+    if (unit->stack) return encoded; /* is moved as it is */
+    return pool->storage_codec ? expected_encoded(pool, raw) : raw;
+}
+
 static bool weights_are_clean(const neap_unit *unit) {
     for (size_t i = 0; i < unit->n_parts; i++)
         if (!unit->parts[i].file && unit->parts[i].inner.len > 0 && !unit->swap) return false;
@@ -118,6 +126,8 @@ static void add_candidate(neap_unit *unit, void *ctx) {
         .encoded_bytes = in_memory     ? encoded
                          : unit->is_kv ? expected_encoded(e->engine->pool, bytes.evictable)
                                        : 0,
+        .stored_bytes =
+            unit->is_kv ? expected_stored(e->engine->pool, unit, bytes.evictable, encoded) : 0,
     };
 }
 
@@ -129,6 +139,7 @@ static neap_step *make_plan(eviction *e, uint64_t target, size_t *ret_n) {
     e->n_units = 0;
     neap_pool_each(pool, add_candidate, e);
     const neap_totals totals = neap_totals_get(engine);
+    const neap_rates rates = engine->rates;
     pthread_mutex_unlock(&pool->lock);
 
     *ret_n = 0;
@@ -141,6 +152,8 @@ static neap_step *make_plan(eviction *e, uint64_t target, size_t *ret_n) {
         .units = e->units,
         .n = e->n_units,
         .target_bytes = target,
+        .read_rate = rates.read.bps,
+        .decode_rate = rates.decode.bps,
         .memory_useful = strcmp(pool->codec->name, "none") != 0,
         .n_weights_evicted = totals.n_weights_evicted,
         .n_kv_on_storage = totals.n_kv_on_storage,

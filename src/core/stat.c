@@ -92,6 +92,9 @@ void neap_stat_get(neap_engine *engine, neap_stat *ret_stat) {
     stat.ttft_ns = engine->ttft_ns;
     stat.restore_ns = engine->restore_ns;
     stat.overlap = engine->overlap;
+    stat.read_bps = engine->rates.read.bps;
+    stat.decode_bps = engine->rates.decode.bps;
+    stat.rate_source = neap_rates_source(&engine->rates);
     memcpy(stat.model, engine->model, sizeof stat.model);
     memcpy(stat.last_error, pool->last_error, sizeof stat.last_error);
     snprintf(stat.codec, sizeof stat.codec, "%s", pool->codec->name);

@@ -32,6 +32,10 @@ static const char *const stage_names[] = {[NEAP_STAGE_NONE] = "none",
                                           [NEAP_STAGE_WONLY] = "Wonly",
                                           [NEAP_STAGE_COMPKV] = "CompKV"};
 
+static const char *const rate_source_names[] = {[NEAP_RATES_DEFAULT] = "default",
+                                                [NEAP_RATES_MEASURED] = "measured",
+                                                [NEAP_RATES_DRIFTED] = "drifted"};
+
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 static int name_index(const char *const *names, size_t n, const char *name) {
@@ -193,22 +197,27 @@ static json_t *stat_request(const neap_stat *stat) {
                      (double)stat->restore_ns / 1e6, "overlap", stat->overlap);
 }
 
+static json_t *stat_profile(const neap_stat *stat) {
+    return json_pack("{s:f, s:f, s:s}", "read_gbps", (double)stat->read_bps / 1e9, "decode_gbps",
+                     (double)stat->decode_bps / 1e9, "source",
+                     rate_source_names[stat->rate_source]);
+}
+
+static json_t *stat_attention(const neap_stat *stat) {
+    return json_pack("{s:o, s:o, s:o}", "kernel", text(stat->attention), "nodes",
+                     count(stat->attentions), "nodes_host", count(stat->attentions_host));
+}
+
 int neap_ctl_stat_format(int pid, const char *program, const neap_stat *stat, char **ret_line) {
     json_t *instance = json_pack(
-        "{s:i, s:o, s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "pid", pid,
-        "program", text(program ? program : "?"), "model", text(stat->model), "state",
+        "{s:i, s:o, s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+        "pid", pid, "program", text(program ? program : "?"), "model", text(stat->model), "state",
         state_names[stat->state], "stage", stage_names[stat->stage], "n_ctx", count(stat->n_ctx),
         "n_contexts", count(stat->n_contexts), "tokens", count(stat->tokens), "codec",
         text(stat->codec), "policy", text(stat->policy), "bytes", stat_bytes(stat), "units",
         stat_units(stat), "counters", stat_counters(stat), "last_request", stat_request(stat),
-        "last_error", text(stat->last_error));
-    json_t *attention =
-        json_pack("{s:o, s:o, s:o}", "kernel", text(stat->attention), "nodes",
-                  count(stat->attentions), "nodes_host", count(stat->attentions_host));
-    if (json_object_set_new(instance, "attention", attention) != 0) {
-        json_decref(instance);
-        return -ENOMEM;
-    }
+        "profile", stat_profile(stat), "attention", stat_attention(stat), "last_error",
+        text(stat->last_error));
     return dump(json_pack("{s:b, s:o}", "ok", 1, "instance", instance), ret_line);
 }
 

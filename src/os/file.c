@@ -93,6 +93,10 @@ void neap_file_close(neap_file *file) {
     free(file);
 }
 
+bool neap_file_is_direct(const neap_file *file) {
+    return atomic_load_explicit(&file->use_direct, memory_order_relaxed);
+}
+
 static neap_file_id id_of(const struct stat *st) {
     return (neap_file_id){
         .device = st->st_dev,

@@ -21,7 +21,8 @@ int neap_file_open_read(const char *path, neap_file **ret_file);
 /* An unnamed file in dir (made with mode 0700 if missing) of mode 0600; gone when the process ends.
  */
 int neap_file_open_swap(const char *dir, neap_file **ret_file);
-void neap_file_close(neap_file *file); /* takes NULL */
+void neap_file_close(neap_file *file);           /* takes NULL */
+bool neap_file_is_direct(const neap_file *file); /* reads go around the page cache */
 int neap_file_identity(const neap_file *file, neap_file_id *ret_id);
 /* Identity of what the path names now. */
 int neap_path_identity(const char *path, neap_file_id *ret_id);
@@ -51,5 +52,7 @@ typedef struct neap_read_range {
 } neap_read_range;
 int neap_reader_create(unsigned depth, neap_reader **ret_reader);
 void neap_reader_free(neap_reader *reader);
+/* Cuts ranges into requests of so many bytes, a multiple of NEAP_DIRECT_ALIGN (default 1 MiB). */
+void neap_reader_set_request(neap_reader *reader, size_t bytes);
 int neap_reader_read(neap_reader *reader, const neap_read_range *ranges, size_t n);
 #endif

@@ -1,4 +1,4 @@
-/* ring.c - the reader of file.h over io_uring. Ranges are cut into requests of NEAP_IO_BLOCK, kept
+/* ring.c - the reader of file.h over io_uring. Ranges are cut into requests, kept
  * in flight up to the depth. What the ring cannot take (unaligned edges, files without direct I/O,
  * kernels without a ring) goes through neap_file_read.
  * Invariants
@@ -24,6 +24,7 @@ struct neap_reader {
     bool has_ring;
     struct io_uring ring;
     unsigned depth, n_free, n_flying;
+    size_t request_bytes;
     slot *slots;
     unsigned *free_slots;
 };
@@ -32,6 +33,7 @@ struct neap_reader {
 typedef struct cursor {
     const neap_read_range *ranges;
     size_t n, at;
+    size_t request_bytes;
     size_t done; /* bytes of ranges[at] handed out or read */
 } cursor;
 
@@ -39,6 +41,7 @@ int neap_reader_create(unsigned depth, neap_reader **ret_reader) {
     neap_reader *reader = calloc(1, sizeof *reader);
     if (!reader) return -ENOMEM;
     reader->depth = depth > 0 ? depth : 1;
+    reader->request_bytes = NEAP_IO_BLOCK;
     reader->slots = calloc(reader->depth, sizeof *reader->slots);
     reader->free_slots = calloc(reader->depth, sizeof *reader->free_slots);
     if (!reader->slots || !reader->free_slots) {
@@ -54,6 +57,10 @@ int neap_reader_create(unsigned depth, neap_reader **ret_reader) {
     if (err) neap_log(NEAP_LOG_DEBUG, "no io_uring (%s): plain reads", neap_strerror(err));
     *ret_reader = reader;
     return 0;
+}
+
+void neap_reader_set_request(neap_reader *reader, size_t bytes) {
+    reader->request_bytes = bytes;
 }
 
 void neap_reader_free(neap_reader *reader) {
@@ -81,7 +88,7 @@ static int cursor_next(cursor *c, neap_read_range *ret_block, int *ret_err) {
         size_t take = rest.len;
         if (rings_well(range) && edge == 0 && rest.len >= NEAP_DIRECT_ALIGN) {
             take = NEAP_ROUND_DOWN(rest.len, (size_t)NEAP_DIRECT_ALIGN);
-            rest.len = take < NEAP_IO_BLOCK ? take : NEAP_IO_BLOCK;
+            rest.len = take < c->request_bytes ? take : c->request_bytes;
             c->done += rest.len;
             *ret_block = rest;
             return 1;
@@ -179,7 +186,7 @@ static int ring_submit_and_wait(neap_reader *reader) {
 /* *ret_broken: the ring is gone and the ranges must be read without it. */
 static int ring_read(neap_reader *reader, const neap_read_range *ranges, size_t n,
                      bool *ret_broken) {
-    cursor c = {.ranges = ranges, .n = n};
+    cursor c = {.ranges = ranges, .n = n, .request_bytes = reader->request_bytes};
     int err = 0;
     for (;;) {
         neap_read_range block;

@@ -2,6 +2,7 @@
  * A program loads libggml-neap.so through GGML_BACKEND_PATH; the device is named NEAP. */
 #include <stdio.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +10,7 @@
 #include "err.h"
 #include "plugin_int.h"
 #include "proc.h"
+#include "profile_file.h"
 
 /* ---- engine of the process ---- */
 
@@ -53,8 +55,25 @@ static neap_attend_mode env_attend(void) {
     return NEAP_ATTEND_AUTO;
 }
 
+/* The file of the device profile: NEAP_PROFILE, or the one in the cache folder for the device that
+ * the swap folder is on. NULL: none ("off", or no cache folder). */
+static const char *profile_path(const char *swap_dir, char *path, size_t cap) {
+    const char *wanted = env_text("NEAP_PROFILE");
+    char folder[PATH_MAX];
+    neap_device device;
+    if (wanted != NULL) {
+        return strcmp(wanted, "off") == 0 ? NULL : wanted;
+    }
+    int err = neap_swap_folder(swap_dir, folder, sizeof folder);
+    if (err == 0) {
+        err = neap_profile_locate(folder, &device, path, cap);
+    }
+    return err == 0 ? path : NULL;
+}
+
 /* The only place where the backend reads its environment. */
 static void create_engine(void) {
+    char profile[PATH_MAX];
     neap_attend_choice = env_attend();
     neap_options options = {
         .program = program_invocation_short_name,
@@ -66,6 +85,7 @@ static void create_engine(void) {
         .poison = env_flag("NEAP_POISON"),
         .no_control = env_flag("NEAP_NO_CONTROL"),
     };
+    options.profile = profile_path(options.swap_dir, profile, sizeof profile);
     int err = neap_engine_create(&options, &engine);
     if (err != 0) {
         neap_log(NEAP_LOG_ERROR, "cannot start: %s (codec %s, policy %s)", neap_strerror(err),

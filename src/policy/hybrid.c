@@ -2,8 +2,9 @@
  *
  * A restore runs over two paths at once: storage reads and in-memory decoding. With the mean sizes
  * of the units and the two rates, t_dkv and t_rkv are the times to bring a chunk back by decoding
- * and by reading, t_rw the time to read a weight unit. per_layer = floor(t_rw / t_dkv) chunks keep
- * the decoder busy while one weight unit is read; T = weight units * per_layer.
+ * and by reading what lies on storage, t_rw the time to read a weight unit. per_layer = floor(t_rw
+ * / t_dkv) chunks keep the decoder busy while one weight unit is read; T = weight units *
+ * per_layer.
  *
  *   KVonly   more than T chunks left: each goes to the path that would be done with it first, which
  *            splits them in inverse proportion to t_dkv : t_rkv, evenly at every step
@@ -25,8 +26,7 @@
 #include <stdlib.h>
 
 #include "policy_int.h"
-
-static const double default_read_rate = 1.5e9, default_decode_rate = 8e9; /* bytes per second */
+#include "profile.h"
 
 typedef struct plan {
     const neap_policy_input *input;
@@ -65,7 +65,7 @@ int neap_order_compare(const void *a, const void *b, void *context) {
 static void plan_init(plan *p, neap_order order) {
     const neap_policy_input *in = p->input;
     size_t n_kv = 0, n_weights = 0, n_in_memory = 0;
-    double kv_bytes = 0, weight_bytes = 0;
+    double kv_bytes = 0, kv_stored_bytes = 0, weight_bytes = 0;
     for (size_t i = 0; i < in->n; i++) {
         const neap_policy_unit *unit = &in->units[i];
         if (unit->release_bytes == 0) continue;
@@ -73,6 +73,8 @@ static void plan_init(plan *p, neap_order order) {
         n_kv += !unit->in_memory && unit->is_kv;
         n_weights += !unit->in_memory && !unit->is_kv;
         *(unit->is_kv ? &kv_bytes : &weight_bytes) += (double)unit->raw_bytes;
+        if (unit->is_kv)
+            kv_stored_bytes += (double)(unit->stored_bytes ? unit->stored_bytes : unit->raw_bytes);
     }
     neap_step *kv = p->steps + in->n, *weights = kv + n_kv, *in_memory = kv + in->n - n_in_memory;
     p->kv = kv, p->weights = weights, p->in_memory = in_memory;
@@ -88,12 +90,12 @@ static void plan_init(plan *p, neap_order order) {
     qsort_r(in_memory - n_in_memory, n_in_memory, sizeof *kv, neap_order_compare, &context);
     p->n_kv = n_kv, p->n_weights = n_weights, p->n_in_memory = n_in_memory;
 
-    double read_rate = in->read_rate ? (double)in->read_rate : default_read_rate;
-    double decode_rate = in->decode_rate ? (double)in->decode_rate : default_decode_rate;
-    double kv_mean = n_kv + n_in_memory ? kv_bytes / (double)(n_kv + n_in_memory) : 0;
+    double read_rate = in->read_rate ? (double)in->read_rate : NEAP_DEFAULT_READ_BPS;
+    double decode_rate = in->decode_rate ? (double)in->decode_rate : NEAP_DEFAULT_DECODE_BPS;
+    const double n_chunks = n_kv + n_in_memory ? (double)(n_kv + n_in_memory) : 1;
     p->read_weight_s = n_weights ? weight_bytes / (double)n_weights / read_rate : 0;
-    p->decode_kv_s = kv_mean / decode_rate;
-    p->read_kv_s = kv_mean / read_rate;
+    p->decode_kv_s = kv_bytes / n_chunks / decode_rate;
+    p->read_kv_s = kv_stored_bytes / n_chunks / read_rate;
 }
 
 /* Totals and the threshold, from what is left and what earlier calls evicted. */

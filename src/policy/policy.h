@@ -24,13 +24,14 @@ typedef struct neap_policy_unit {
     uint64_t release_bytes; /* what releasing its pages gives back (for in_memory: encoded bytes) */
     uint64_t raw_bytes;     /* bytes to restore */
     uint64_t encoded_bytes; /* expected size on the stack; 0 for weights */
+    uint64_t stored_bytes;  /* expected size on storage; 0: raw_bytes */
 } neap_policy_unit;
 
 typedef struct neap_policy_input {
     const neap_policy_unit *units; /* resident or in_memory, any order */
     size_t n;
     uint64_t target_bytes;
-    /* Device profile, bytes per second: reading storage, decoding (of raw bytes). 0: defaults. */
+    /* profile.h, bytes per second: reading storage, decoding (of raw bytes). 0: defaults. */
     uint64_t read_rate, decode_rate;
     bool memory_useful; /* the codec makes chunks smaller; false for none: all KV goes to storage */
     /* Evicted by earlier calls and so not among the units: weight units, and KV units whose restore

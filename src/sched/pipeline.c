@@ -5,6 +5,9 @@
  *   memory queue   u2 u3 ...     --> one thread that decodes
  *
  * Queues are in order of need; a unit stands in the queue of the path that its copy lies on.
+ * A run of a path lasts from the first unit that one of its threads takes to the moment when all of
+ * them find the queue empty: over it the path's throughput is measured.
+ *
  * Everything here is guarded by the pool's lock. A thread without work frees its transfer buffer
  * and sleeps. */
 #include "pipeline.h"
@@ -19,21 +22,32 @@
 
 enum { STORAGE_THREADS = 2, MEMORY_THREADS = 1, N_THREADS = STORAGE_THREADS + MEMORY_THREADS };
 enum { READER_DEPTH = 16 };
+enum { RUN_MIN_BYTES = 1 << 20 }; /* shorter runs measure how fast threads wake */
 
 typedef struct queue {
     neap_unit *first, *last;
     pthread_cond_t filled;
 } queue;
 
+typedef struct run {
+    uint32_t n_busy; /* threads at it; 0: none is on */
+    uint64_t began_ns, bytes;
+    bool is_spoilt; /* something failed, or came by another path */
+} run;
+
 typedef struct restorer {
     struct neap_pipeline *pipeline;
     neap_path path;
+    bool is_busy; /* counted in its path's run */
     pthread_t thread;
 } restorer;
 
 struct neap_pipeline {
     neap_pool *pool;
     queue queues[NEAP_N_PATHS];
+    run runs[NEAP_N_PATHS];
+    neap_pipeline_measured measured;
+    void *ctx;
     uint32_t n_queued;
     restorer restorers[N_THREADS];
     uint32_t n_threads, n_of_path[NEAP_N_PATHS];
@@ -58,6 +72,38 @@ static int restore_claimed(neap_pool *pool, neap_unit *unit, neap_worker *worker
     return err;
 }
 
+/* What bringing the unit back moves on its path. [L] */
+static uint64_t path_bytes(const neap_unit *unit) {
+    if (unit->is_kv && neap_unit_path(unit) == NEAP_PATH_STORAGE)
+        return neap_swap_record_len(unit->swap);
+    return neap_unit_size(unit).evictable;
+}
+
+/* Before the thread claims a unit. [L] */
+static void run_enter(restorer *self, const neap_unit *unit) {
+    run *r = &self->pipeline->runs[self->path];
+    if (!self->is_busy && r->n_busy++ == 0) *r = (run){.n_busy = 1, .began_ns = neap_clock_ns()};
+    self->is_busy = true;
+    if (neap_unit_path(unit) != self->path || unit->to_rebuild) r->is_spoilt = true;
+    r->bytes += path_bytes(unit);
+}
+
+/* The thread found nothing to do. Lets go of the lock while it reports the end of a run; then the
+ * queue may have been filled. [L] */
+static bool run_leave(restorer *self) {
+    neap_pipeline *pipeline = self->pipeline;
+    run *r = &pipeline->runs[self->path];
+    if (!self->is_busy) return false;
+    self->is_busy = false;
+    if (--r->n_busy > 0 || r->is_spoilt || r->bytes < RUN_MIN_BYTES || !pipeline->measured)
+        return false;
+    const uint64_t bytes = r->bytes, ns = neap_clock_ns() - r->began_ns;
+    pthread_mutex_unlock(&pipeline->pool->lock);
+    pipeline->measured(pipeline->ctx, self->path, bytes, ns);
+    pthread_mutex_lock(&pipeline->pool->lock);
+    return true;
+}
+
 static void *restorer_main(void *ctx) {
     restorer *self = ctx;
     neap_pipeline *pipeline = self->pipeline;
@@ -70,15 +116,18 @@ static void *restorer_main(void *ctx) {
     while (!pipeline->stopping) {
         neap_unit *unit = q->first;
         if (!unit) {
+            if (run_leave(self)) continue;
             neap_worker_trim(&worker);
             pthread_cond_wait(&q->filled, &pool->lock);
             continue;
         }
         unlink_unit(pipeline, unit);
+        run_enter(self, unit);
         neap_pool_claim(pool, unit);
         pthread_mutex_unlock(&pool->lock);
-        (void)restore_claimed(pool, unit, &worker); /* finish told whoever waits */
+        const int err = restore_claimed(pool, unit, &worker); /* finish told whoever waits */
         pthread_mutex_lock(&pool->lock);
+        if (err) pipeline->runs[self->path].is_spoilt = true;
     }
     pthread_mutex_unlock(&pool->lock);
     neap_worker_fini(&worker);
@@ -104,10 +153,17 @@ bool neap_pipeline_start(neap_pipeline *pipeline) {
     return pipeline->n_threads > 0;
 }
 
-int neap_pipeline_create(neap_pool *pool, neap_pipeline **ret_pipeline) {
+neap_path_threads neap_pipeline_path_threads(void) {
+    return (neap_path_threads){.storage = STORAGE_THREADS, .memory = MEMORY_THREADS};
+}
+
+int neap_pipeline_create(neap_pool *pool, neap_pipeline_measured measured, void *ctx,
+                         neap_pipeline **ret_pipeline) {
     neap_pipeline *pipeline = calloc(1, sizeof *pipeline);
     if (!pipeline) return -ENOMEM;
     pipeline->pool = pool;
+    pipeline->measured = measured;
+    pipeline->ctx = ctx;
     for (int i = 0; i < NEAP_N_PATHS; i++)
         pthread_cond_init(&pipeline->queues[i].filled, NULL);
     *ret_pipeline = pipeline;

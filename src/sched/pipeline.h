@@ -6,10 +6,20 @@
 #define NEAP_PIPELINE_H
 
 #include "pool.h"
+#include "profile.h"
 
 typedef struct neap_pipeline neap_pipeline;
 
-int neap_pipeline_create(neap_pool *pool, neap_pipeline **ret_pipeline);
+/* A path has run out of work: the bytes that it read (from storage, as they lie there) or decoded
+ * (uncompressed), and the time from its first unit to its last, committing of pages included. Runs
+ * with a failure in them, and those too short to tell, are left out. Called on a restore thread,
+ * without the lock. */
+typedef void (*neap_pipeline_measured)(void *ctx, neap_path path, uint64_t bytes, uint64_t ns);
+
+/* measured may be NULL. */
+int neap_pipeline_create(neap_pool *pool, neap_pipeline_measured measured, void *ctx,
+                         neap_pipeline **ret_pipeline);
+neap_path_threads neap_pipeline_path_threads(void);
 void neap_pipeline_free(neap_pipeline *pipeline); /* nothing may be queued by others; takes NULL */
 
 /* After start gave true: puts an EVICTED unit at the end of its path's queue, or at the front (also

@@ -115,7 +115,8 @@ class Server:
                    *args]
         command = [os.path.join(BIN, "llama-server"), "-m", self.model]
         if backend:
-            self.env.update(NEAP_CODEC=codec, NEAP_SWAP_DIR=self.swap_dir)
+            # Placement of a test does not depend on what was measured here, nor change it.
+            self.env.update(NEAP_CODEC=codec, NEAP_SWAP_DIR=self.swap_dir, NEAP_PROFILE="off")
             if poison:
                 self.env["NEAP_POISON"] = "1"
             if through_serve:

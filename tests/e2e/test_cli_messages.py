@@ -85,7 +85,7 @@ class Instance(threading.Thread):
 def usage():
     expect([], 2, "which command?")
     expect(["frobnicate"], 2, "neap: frobnicate: unknown command (see neap --help)")
-    for later in (["top"], ["watch"], ["profile"], ["train"], ["bench", "evict"],
+    for later in (["top"], ["watch"], ["train"], ["bench", "evict"],
                   ["bench", "codec"], ["run", "--attn", "opencl"], ["run", "--kv", "klt:8"],
                   ["serve", "--encrypt", "on"], ["serve", "--session", "a"]):
         expect(later, 2, "not in this version")
@@ -104,7 +104,8 @@ def usage():
     expect(["run", "--threads", "0"], 2, "--threads 0")
     expect(["exec"], 2, "which program?")
     expect(["models", "fetch", "nosuch"], 2, "neap models lists the names")
-    for command in ("run", "serve", "exec", "models", "ps", "evict", "restore", "stat", "bench"):
+    for command in ("run", "serve", "exec", "models", "ps", "evict", "restore", "stat", "profile",
+                    "bench"):
         for option, words in (("--help", f"usage: neap {command}"), ("-h", "usage: "),
                               ("--version", "neap ")):
             status, out, err = neap(command, option)

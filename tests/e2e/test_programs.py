@@ -13,7 +13,7 @@ import support as s
 def run(work, command, through_neap):
     env = {k: v for k, v in os.environ.items() if not k.startswith("NEAP_")}
     env.update(XDG_RUNTIME_DIR=s.runtime_dir(work), NEAP_SWAP_DIR=os.path.join(work, "swap"),
-               NEAP_POISON="1", NEAP_ATTN="ggml")
+               NEAP_POISON="1", NEAP_ATTN="ggml", NEAP_PROFILE="off")
     program = os.path.join(s.BIN, command[0])
     line = [s.NEAP, "exec", "--", *command] if through_neap else [program, *command[1:]]
     done = subprocess.run(line, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,

@@ -41,7 +41,7 @@ def answers(work, model, through_neap):
                OMP_WAIT_POLICY="passive")
     if through_neap:
         env.update(GGML_BACKEND_PATH=s.PLUGIN, NEAP_CODEC="none", NEAP_POISON="1", NEAP_ATTN="ggml",
-                   NEAP_SWAP_DIR=os.path.join(work, "swap"))
+                   NEAP_SWAP_DIR=os.path.join(work, "swap"), NEAP_PROFILE="off")
     done = subprocess.run(["/usr/bin/python3", "-c", HOST, model, "Once upon a time, by the sea,",
                            s.NEAP], env=env, stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, timeout=300, check=False)

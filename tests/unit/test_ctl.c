@@ -162,7 +162,10 @@ static void stat_reply(void) {
                       .attentions = 5,
                       .attentions_host = 4,
                       .ttft_ns = 1500000,
-                      .overlap = 0.25};
+                      .overlap = 0.25,
+                      .read_bps = 1500000000,
+                      .decode_bps = 250000000,
+                      .rate_source = NEAP_RATES_DRIFTED};
     strcpy(stat.model, "caf\xe9.gguf"); /* Latin-1: not UTF-8 */
     strcpy(stat.codec, "q8");
     char *line = NULL;
@@ -191,6 +194,10 @@ static void stat_reply(void) {
     const json_t *request = json_object_get(instance, "last_request");
     CHECK(json_real_value(json_object_get(request, "ttft_ms")) == 1.5);
     CHECK(json_real_value(json_object_get(request, "overlap")) == 0.25);
+    const json_t *profile = json_object_get(instance, "profile");
+    CHECK(json_real_value(json_object_get(profile, "read_gbps")) == 1.5);
+    CHECK(json_real_value(json_object_get(profile, "decode_gbps")) == 0.25);
+    CHECK(strcmp(json_string_value(json_object_get(profile, "source")), "drifted") == 0);
     json_decref(reply);
     free(line);
 }

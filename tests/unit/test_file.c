@@ -250,6 +250,12 @@ static void test_reader(unsigned depth, bool ring, bool direct) {
     neap_fault_disarm();
     for (int round = 0; round < 3; round++)
         read_ranges(reader, file, 0);
+    const size_t requests[] = {3 * 4096, 64 << 10, 4 << 20, 1 << 20};
+    for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
+        neap_reader_set_request(reader, requests[i]);
+        read_ranges(reader, file, 0);
+    }
+    CHECK(neap_file_is_direct(file) == direct);
     CHECK(neap_reader_read(reader, NULL, 0) == 0);
 
     neap_read_range beyond = {file, room, 1 << 20, 4096 * 600};

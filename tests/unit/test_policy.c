@@ -131,6 +131,18 @@ static void test_inverse_proportion(void) {
     expect(&m, "hybrid", NEAP_STAGE_KVONLY, "Mk0.1");
 }
 
+/* Coded to a quarter on storage, reading is three times as slow as decoding only for what is left:
+ * t_dkv : t_rkv = 1 : 0.75. */
+static void test_coded_on_storage(void) {
+    model m = make_model(1, 7);
+    m.n--;
+    m.input.decode_rate = 300;
+    for (size_t i = 0; i < m.n; i++)
+        m.units[i].stored_bytes = 25;
+    m.input.target_bytes = 3 * 50 + 4 * 100;
+    expect(&m, "hybrid", NEAP_STAGE_KVONLY, "Sk0.6 Mk0.5 Sk0.4 Mk0.3 Sk0.2 Mk0.1 Sk0.0");
+}
+
 static void test_weights_only(void) {
     model m = make_model(3, 0);
     m.input.target_bytes = 401;
@@ -203,6 +215,7 @@ int main(void) {
     test_many_chunks();
     test_few_chunks();
     test_inverse_proportion();
+    test_coded_on_storage();
     test_weights_only();
     test_clean_and_incompressible();
     test_compkv_merges();

@@ -1,0 +1,141 @@
+/* geometry.c - see geometry.h. Reads metadata from front to back and keeps the whole numbers it
+ * knows; lengths in a damaged file lead past its end, which is noticed. */
+#include "geometry.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bytes.h"
+#include "neap.h"
+
+#define DIGEST_BYTES ((size_t)1 << 20)
+#define N_PAIRS_MAX 65536u
+#define KEY_MAX 256u
+
+enum { TYPE_BOOL = 7, TYPE_STRING = 8, TYPE_ARRAY = 9, TYPE_U64 = 10, N_TYPES = 13 };
+static const uint8_t type_bytes[N_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+
+typedef struct metadata {
+    uint64_t block_count, embedding_length, head_count, head_count_kv, key_length, value_length;
+} metadata;
+
+static bool get(FILE *file, uint64_t *ret_value, size_t n_bytes) {
+    unsigned char bytes[8] = {0};
+    if (fread(bytes, 1, n_bytes, file) != n_bytes) return false;
+    *ret_value = 0;
+    for (size_t i = n_bytes; i-- > 0;)
+        *ret_value = *ret_value << 8 | bytes[i];
+    return true;
+}
+
+/* Seeking past the end is no error; the next read then is. */
+static bool skip(FILE *file, uint64_t n_bytes) {
+    return n_bytes <= INT64_MAX / 2 && fseeko(file, (off_t)n_bytes, SEEK_CUR) == 0;
+}
+
+static bool get_string(FILE *file, char text[KEY_MAX]) {
+    uint64_t len;
+    if (!get(file, &len, 8)) return false;
+    text[0] = '\0';
+    if (len >= KEY_MAX) return skip(file, len);
+    if (fread(text, 1, len, file) != len) return false;
+    text[len] = '\0';
+    return true;
+}
+
+static bool skip_array(FILE *file) {
+    uint64_t type, n, len;
+    if (!get(file, &type, 4) || !get(file, &n, 8) || type >= N_TYPES || type == TYPE_ARRAY)
+        return false;
+    if (type != TYPE_STRING) return n <= INT64_MAX / 16 && skip(file, n * type_bytes[type]);
+    for (uint64_t i = 0; i < n; i++)
+        if (!get(file, &len, 8) || !skip(file, len)) return false;
+    return true;
+}
+
+static void keep(metadata *g, const char *key, uint64_t value) {
+    const struct {
+        const char *end;
+        uint64_t *value;
+    } known[] = {
+        {".block_count", &g->block_count},         {".embedding_length", &g->embedding_length},
+        {".attention.head_count", &g->head_count}, {".attention.head_count_kv", &g->head_count_kv},
+        {".attention.key_length", &g->key_length}, {".attention.value_length", &g->value_length},
+    };
+    const char *dot = strchr(key, '.');
+    for (size_t i = 0; dot && i < sizeof known / sizeof *known; i++)
+        if (strcmp(dot, known[i].end) == 0) *known[i].value = value;
+}
+
+static bool read_pair(FILE *file, metadata *g) {
+    char key[KEY_MAX], text[KEY_MAX];
+    uint64_t type, value;
+    if (!get_string(file, key) || !get(file, &type, 4) || type >= N_TYPES) return false;
+    if (type == TYPE_ARRAY) return skip_array(file);
+    if (type == TYPE_STRING) return get_string(file, text);
+    if (!get(file, &value, type_bytes[type])) return false;
+    if (type < TYPE_BOOL || type == TYPE_U64) keep(g, key, value);
+    return true;
+}
+
+static bool read_pairs(FILE *file, metadata *g) {
+    char magic[4];
+    uint64_t version, n_tensors, n_pairs;
+    if (fread(magic, 1, 4, file) != 4 || memcmp(magic, "GGUF", 4) != 0) return false;
+    if (!get(file, &version, 4) || !get(file, &n_tensors, 8) || !get(file, &n_pairs, 8))
+        return false;
+    if (version < 2 || n_pairs > N_PAIRS_MAX) return false;
+    for (uint64_t i = 0; i < n_pairs; i++)
+        if (!read_pair(file, g)) return false;
+    return true;
+}
+
+static int read_digest(FILE *file, uint64_t *ret_digest) {
+    unsigned char size_bytes[8];
+    if (fseeko(file, 0, SEEK_END) != 0) return -errno;
+    const uint64_t size = (uint64_t)ftello(file);
+    for (size_t i = 0; i < sizeof size_bytes; i++)
+        size_bytes[i] = (unsigned char)(size >> 8 * i);
+    unsigned char *head = malloc(DIGEST_BYTES);
+    neap_sum *sum = neap_sum_create();
+    int err = head && sum ? 0 : -ENOMEM;
+    if (!err) {
+        rewind(file);
+        const size_t len = fread(head, 1, DIGEST_BYTES, file);
+        neap_sum_feed(sum, size_bytes, sizeof size_bytes);
+        neap_sum_feed(sum, head, len);
+        *ret_digest = neap_sum_value(sum);
+        err = ferror(file) ? -EIO : 0;
+        rewind(file);
+    }
+    neap_sum_free(sum);
+    free(head);
+    return err;
+}
+
+static uint64_t chunk_bytes(const metadata *g) {
+    const uint64_t by_head = g->head_count ? g->embedding_length / g->head_count : 0;
+    const uint64_t n_kv = g->head_count_kv ? g->head_count_kv : g->head_count;
+    const uint64_t k = g->key_length ? g->key_length : by_head;
+    const uint64_t v = g->value_length ? g->value_length : by_head;
+    if (n_kv > UINT16_MAX || k > UINT16_MAX || v > UINT16_MAX) return 0;
+    return n_kv * (k + v) * sizeof(uint16_t) * NEAP_CHUNK_CELLS;
+}
+
+int neap_geometry_read(const char *path, neap_geometry *ret_geometry) {
+    FILE *file = fopen(path, "rbe");
+    if (!file) return -errno;
+    metadata g = {0};
+    neap_geometry geometry = {0};
+    int err = read_digest(file, &geometry.digest);
+    if (!err && !read_pairs(file, &g)) err = ferror(file) ? -EIO : NEAP_E_CORRUPT;
+    fclose(file);
+    if (err) return err;
+    geometry.n_layers = g.block_count <= UINT16_MAX ? (uint32_t)g.block_count : 0;
+    geometry.kv_chunk_bytes = chunk_bytes(&g);
+    *ret_geometry = geometry;
+    return 0;
+}
