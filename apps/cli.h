@@ -87,6 +87,7 @@ enum {
     NEAP_OPT_ATTN,
     NEAP_OPT_KV,
     NEAP_OPT_THREADS,
+    NEAP_OPT_PRESSURE,
     NEAP_OPT_OWN /* first code of a command's own */
 };
 
@@ -103,7 +104,8 @@ enum {
         {"encrypt", required_argument, NULL, NEAP_OPT_ENCRYPT},       \
         {"session", required_argument, NULL, NEAP_OPT_SESSION},       \
         {"attn", required_argument, NULL, NEAP_OPT_ATTN},             \
-        {"kv", required_argument, NULL, NEAP_OPT_KV}, {               \
+        {"kv", required_argument, NULL, NEAP_OPT_KV},                 \
+        {"pressure", required_argument, NULL, NEAP_OPT_PRESSURE}, {   \
         "threads", required_argument, NULL, NEAP_OPT_THREADS          \
     }
 extern const char neap_common_help[]; /* lines of the common options for a help text */

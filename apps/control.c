@@ -160,6 +160,15 @@ static void print_attention(const json_t *stat) {
                string_of(json_object_get(stat, "attention"), "kernel"));
 }
 
+static void print_pressure(const json_t *pressure) {
+    const char *sources = string_of(pressure, "sources");
+    if (!pressure) return;
+    printf("  pressure    %s%s%s%s, released by itself %s in %llu times\n",
+           string_of(pressure, "level"), *sources ? " (" : "", sources, *sources ? ")" : "",
+           neap_cli_size(neap_instance_count(pressure, NULL, "released_bytes")),
+           (unsigned long long)neap_instance_count(pressure, NULL, "releases"));
+}
+
 static void print_stat(const json_t *stat) {
     printf("%s (pid %llu), %s\n", string_of(stat, "program"),
            (unsigned long long)neap_instance_count(stat, NULL, "pid"), string_of(stat, "state"));
@@ -186,6 +195,7 @@ static void print_stat(const json_t *stat) {
            string_of(stat, "codec"), string_of(stat, "policy"));
     print_attention(stat);
     print_counters(stat);
+    print_pressure(json_object_get(stat, "pressure"));
     const uint64_t lost = neap_instance_count(stat, "units", "lost");
     if (lost) printf("  lost        %llu units\n", (unsigned long long)lost);
     const char *error = string_of(stat, "last_error");

@@ -4,6 +4,7 @@
  *   region.c    address ranges, scratch      evict.c     evict
  *   use.c       uses against evictions       restore.c   need, wait, restore, request marks
  *   stat.c      counters                     endpoint.c  control socket
+ *   trim.c      releasing by level           pressure_watch.c  releasing by itself
  *
  * Locks      use_lock, then the pool's lock; never the other way round. Nothing waits for a use
  *            while it holds the pool's lock. */
@@ -27,6 +28,8 @@ struct neap_region {
     size_t n_held;
 };
 
+typedef struct neap_watcher neap_watcher;
+
 struct neap_engine {
     neap_pool *pool;
     neap_pipeline *pipeline;
@@ -34,6 +37,7 @@ struct neap_engine {
     char *program; /* constant, as the next */
     uint64_t keep_bytes;
     neap_listener *listener;
+    neap_watcher *watcher; /* NULL: pressure is not watched */
 
     pthread_mutex_t use_lock; /* guards the next; see use.c */
     pthread_cond_t use_changed;
@@ -51,6 +55,11 @@ struct neap_engine {
     double overlap;
     const char *attention;
     uint64_t attentions, attentions_host;
+    struct {
+        neap_pressure level;
+        uint64_t looks, releases, released_bytes;
+        char sources[64];
+    } pressure;
 };
 
 /* use.c: no use runs or begins between the two; one caller at a time. Not within a use. */
@@ -74,6 +83,13 @@ typedef struct neap_totals {
     uint32_t n_weights, n_weights_evicted, n_kv, n_kv_evicted, n_kv_on_storage, n_lost;
 } neap_totals;
 neap_totals neap_totals_get(neap_engine *engine); /* [L] */
+
+/* trim.c: what an eviction could release now. */
+uint64_t neap_releasable_bytes(neap_engine *engine);
+
+/* pressure_watch.c: logs what fails. */
+void neap_watcher_start(neap_engine *engine, const char *watch, const char *write);
+void neap_watcher_stop(neap_engine *engine);
 
 /* endpoint.c: logs what fails. */
 void neap_endpoint_open(neap_engine *engine);

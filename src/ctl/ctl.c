@@ -32,6 +32,11 @@ static const char *const stage_names[] = {[NEAP_STAGE_NONE] = "none",
                                           [NEAP_STAGE_WONLY] = "Wonly",
                                           [NEAP_STAGE_COMPKV] = "CompKV"};
 
+static const char *const pressure_names[] = {[NEAP_PRESSURE_OFF] = "off",
+                                             [NEAP_PRESSURE_CALM] = "calm",
+                                             [NEAP_PRESSURE_SHORT] = "short",
+                                             [NEAP_PRESSURE_CRITICAL] = "critical"};
+
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 static int name_index(const char *const *names, size_t n, const char *name) {
@@ -193,15 +198,22 @@ static json_t *stat_request(const neap_stat *stat) {
                      (double)stat->restore_ns / 1e6, "overlap", stat->overlap);
 }
 
+static json_t *stat_pressure(const neap_stat *stat) {
+    return json_pack("{s:s, s:o, s:o, s:o, s:o}", "level", pressure_names[stat->pressure],
+                     "sources", text(stat->pressure_sources), "looks", count(stat->pressure_looks),
+                     "releases", count(stat->pressure_releases), "released_bytes",
+                     count(stat->pressure_released_bytes));
+}
+
 int neap_ctl_stat_format(int pid, const char *program, const neap_stat *stat, char **ret_line) {
     json_t *instance = json_pack(
-        "{s:i, s:o, s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "pid", pid,
-        "program", text(program ? program : "?"), "model", text(stat->model), "state",
+        "{s:i, s:o, s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "pid",
+        pid, "program", text(program ? program : "?"), "model", text(stat->model), "state",
         state_names[stat->state], "stage", stage_names[stat->stage], "n_ctx", count(stat->n_ctx),
         "n_contexts", count(stat->n_contexts), "tokens", count(stat->tokens), "codec",
         text(stat->codec), "policy", text(stat->policy), "bytes", stat_bytes(stat), "units",
         stat_units(stat), "counters", stat_counters(stat), "last_request", stat_request(stat),
-        "last_error", text(stat->last_error));
+        "pressure", stat_pressure(stat), "last_error", text(stat->last_error));
     json_t *attention =
         json_pack("{s:o, s:o, s:o}", "kernel", text(stat->attention), "nodes",
                   count(stat->attentions), "nodes_host", count(stat->attentions_host));

@@ -41,7 +41,7 @@
 
 typedef struct cause {
     uint64_t bytes, gap_ns;
-    neap_pressure_severity severity;
+    neap_pressure severity;
 } cause;
 
 static uint64_t min_u64(uint64_t a, uint64_t b) {
@@ -184,8 +184,8 @@ static uint64_t room(const neap_pressure_domain *domain) {
     return less(domain->available_bytes, neap_pressure_marks_of(domain->size_bytes).enough_bytes);
 }
 
-static neap_pressure_severity worst(const cause *causes, size_t n) {
-    neap_pressure_severity severity = NEAP_PRESSURE_CALM;
+static neap_pressure worst(const cause *causes, size_t n) {
+    neap_pressure severity = NEAP_PRESSURE_CALM;
     for (size_t i = 0; i < n; i++)
         if (causes[i].severity > severity) severity = causes[i].severity;
     return severity;

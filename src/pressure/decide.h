@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "neap.h"
+
 typedef enum neap_pressure_event {
     NEAP_PRESSURE_EVENT_NONE,
     NEAP_PRESSURE_EVENT_MEDIUM,   /* reclaim finds less and less */
@@ -51,19 +53,13 @@ typedef struct neap_pressure_state {
     neap_pressure_track machine, group;
 } neap_pressure_state;
 
-typedef enum neap_pressure_severity {
-    NEAP_PRESSURE_CALM,
-    NEAP_PRESSURE_SHORT,
-    NEAP_PRESSURE_CRITICAL,
-} neap_pressure_severity;
-
 typedef struct neap_pressure_decision {
     uint64_t release_bytes;   /* now; 0: nothing */
     uint64_t restore_bytes;   /* may come back ahead of need without being short again */
     uint64_t restore_from_ns; /* when; now_ns: at once; UINT64_MAX: not while this lasts */
     uint64_t look_ns;         /* call again then; UINT64_MAX: at the next event */
-    neap_pressure_severity severity;
-    bool by_machine; /* the machine is short, not only the group */
+    neap_pressure severity;   /* CALM, SHORT, CRITICAL */
+    bool by_machine;          /* the machine is short, not only the group */
 } neap_pressure_decision;
 
 typedef struct neap_pressure_marks {

@@ -115,7 +115,8 @@ class Server:
                    *args]
         command = [os.path.join(BIN, "llama-server"), "-m", self.model]
         if backend:
-            self.env.update(NEAP_CODEC=codec, NEAP_SWAP_DIR=self.swap_dir)
+            # What others do on this machine must not evict here, unless a test is about that.
+            self.env.update(NEAP_CODEC=codec, NEAP_SWAP_DIR=self.swap_dir, NEAP_PRESSURE="off")
             if poison:
                 self.env["NEAP_POISON"] = "1"
             if through_serve:

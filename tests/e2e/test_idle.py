@@ -25,7 +25,7 @@ def ours(server):
 
 def body(work):
     for after in ("an answer", "an eviction", "a restoration"):
-        with s.Server(work) as server:
+        with s.Server(work, env={"NEAP_PRESSURE": "on"}) as server:
             server.tokens(s.prose(51, 300), 16)
             if after != "an answer":
                 server.evict("100%")
@@ -33,6 +33,7 @@ def body(work):
                 server.restore()
             settle(server)
             before = ours(server)
+            s.check("neap-pressure" in [t[0] for t in before.values()], "pressure is not watched")
             s.check(before, f"no thread named neap*: {s.threads(server.pid)}")
             ticks = s.cpu_ticks(server.pid)
             time.sleep(SECONDS)
