@@ -18,12 +18,13 @@ static const struct {
     {"evict", neap_cmd_evict, "give memory of a running instance back"},
     {"restore", neap_cmd_restore, "bring everything back now"},
     {"stat", neap_cmd_stat, "show what an instance holds and what it did"},
+    {"watch", neap_cmd_watch, "give memory of every instance back when memory gets short"},
     {"bench", neap_cmd_bench, "measure: parity, ttft"},
     {"demo", neap_cmd_demo, NULL},
 };
 
 /* Commands of a later version: a clear answer instead of "unknown". */
-static const char *const later[] = {"top", "watch", "profile", "train"};
+static const char *const later[] = {"top", "profile", "train"};
 
 static int usage(void) {
     puts("usage: neap COMMAND [OPTIONS] [ARGS]\n"
