@@ -30,6 +30,15 @@ struct neap_region {
 
 typedef struct neap_watcher neap_watcher;
 
+/* Room for the plan of an eviction, made when units are added: to make room when memory is short
+ * would be late. */
+typedef struct neap_plan_room {
+    neap_policy_unit *units;
+    neap_step *steps; /* two a unit */
+    size_t cap;       /* units */
+    bool taken;       /* by the eviction that runs */
+} neap_plan_room;
+
 struct neap_engine {
     neap_pool *pool;
     neap_pipeline *pipeline;
@@ -48,6 +57,7 @@ struct neap_engine {
     neap_region *regions;
     char model[256];
     neap_stage stage; /* of the last plan */
+    neap_plan_room room;
     uint64_t evictions, bytes_evicted, wait_ns;
     uint64_t request_began_ns; /* 0: no request open */
     uint64_t request_waited_ns;
@@ -83,6 +93,8 @@ typedef struct neap_totals {
     uint32_t n_weights, n_weights_evicted, n_kv, n_kv_evicted, n_kv_on_storage, n_lost;
 } neap_totals;
 neap_totals neap_totals_get(neap_engine *engine); /* [L] */
+/* Room for a plan of all units there are. What fails is tried again by the eviction. */
+void neap_plan_reserve(neap_engine *engine);
 
 /* trim.c: what an eviction could release now. */
 uint64_t neap_releasable_bytes(neap_engine *engine);

@@ -68,6 +68,8 @@ void neap_engine_free(neap_engine *engine) {
     neap_pipeline_free(engine->pipeline);
     if (engine->regions) neap_log(NEAP_LOG_ERROR, "engine freed before its regions");
     neap_pool_free(engine->pool);
+    free(engine->room.units);
+    free(engine->room.steps);
     pthread_cond_destroy(&engine->use_changed);
     pthread_mutex_destroy(&engine->use_lock);
     free(engine->program);
