@@ -30,6 +30,7 @@ int neap_cmd_evict(int argc, char **argv);
 int neap_cmd_restore(int argc, char **argv);
 int neap_cmd_stat(int argc, char **argv);
 int neap_cmd_profile(int argc, char **argv);
+int neap_cmd_watch(int argc, char **argv);
 int neap_cmd_demo(int argc, char **argv);
 int neap_cmd_bench(int argc, char **argv);
 int neap_bench_parity(int argc, char **argv);
@@ -89,6 +90,7 @@ enum {
     NEAP_OPT_ATTN,
     NEAP_OPT_KV,
     NEAP_OPT_THREADS,
+    NEAP_OPT_PRESSURE,
     NEAP_OPT_OWN /* first code of a command's own */
 };
 
@@ -105,7 +107,8 @@ enum {
         {"encrypt", required_argument, NULL, NEAP_OPT_ENCRYPT},       \
         {"session", required_argument, NULL, NEAP_OPT_SESSION},       \
         {"attn", required_argument, NULL, NEAP_OPT_ATTN},             \
-        {"kv", required_argument, NULL, NEAP_OPT_KV}, {               \
+        {"kv", required_argument, NULL, NEAP_OPT_KV},                 \
+        {"pressure", required_argument, NULL, NEAP_OPT_PRESSURE}, {   \
         "threads", required_argument, NULL, NEAP_OPT_THREADS          \
     }
 extern const char neap_common_help[]; /* lines of the common options for a help text */
@@ -179,6 +182,11 @@ void neap_instances_print(const neap_instances *instances, FILE *out); /* the ta
 /* Leaves the instance meant: that of pid, or with pid 0 the only one. 0, or the status of the error
  * printed (several: they are listed). */
 int neap_instances_pick(int pid, neap_instances *ret_instances);
+const char *neap_instance_text(const json_t *stat, const char *key); /* "?" when not there */
+uint64_t neap_instance_held(const json_t *stat); /* bytes in memory, compressed copies counted */
+bool neap_instance_idle(const json_t *stat);
+/* In the order in which they are evicted from: idle ones first, the largest of them first. */
+void neap_instances_sort(neap_instances *instances);
 /* A count inside the instance object: group "bytes", key "kv_total"; group NULL: top level. */
 uint64_t neap_instance_count(const json_t *stat, const char *group, const char *key);
 

@@ -129,11 +129,6 @@ int neap_cmd_ps(int argc, char **argv) {
 
 /* ---- stat ---- */
 
-static const char *string_of(const json_t *stat, const char *key) {
-    const char *value = json_string_value(json_object_get(stat, key));
-    return value ? value : "?";
-}
-
 static void print_counters(const json_t *stat) {
     const json_t *request = json_object_get(stat, "last_request");
     printf("  counters    %llu evictions (%s), %llu restores (%s from storage, %s from memory),\n"
@@ -157,7 +152,17 @@ static void print_attention(const json_t *stat) {
     if (ours + host > 0)
         printf("  attention   %.0f %% by our kernels (%s)\n",
                100.0 * (double)ours / (double)(ours + host),
-               string_of(json_object_get(stat, "attention"), "kernel"));
+               neap_instance_text(json_object_get(stat, "attention"), "kernel"));
+}
+
+static void print_pressure(const json_t *pressure) {
+    const char *sources = neap_instance_text(pressure, "sources");
+    if (!pressure) return;
+    printf("  pressure    %s%s%s%s, released by itself %s in %llu times\n",
+           neap_instance_text(pressure, "level"), *sources ? " (" : "", sources,
+           *sources ? ")" : "",
+           neap_cli_size(neap_instance_count(pressure, NULL, "released_bytes")),
+           (unsigned long long)neap_instance_count(pressure, NULL, "releases"));
 }
 
 static void print_profile(const json_t *stat) {
@@ -166,13 +171,14 @@ static void print_profile(const json_t *stat) {
     printf("  throughput  %.2f GB/s from storage, %.2f GB/s decoding (%s)\n",
            json_number_value(json_object_get(profile, "read_gbps")),
            json_number_value(json_object_get(profile, "decode_gbps")),
-           string_of(profile, "source"));
+           neap_instance_text(profile, "source"));
 }
 
 static void print_stat(const json_t *stat) {
-    printf("%s (pid %llu), %s\n", string_of(stat, "program"),
-           (unsigned long long)neap_instance_count(stat, NULL, "pid"), string_of(stat, "state"));
-    printf("  model       %s\n", string_of(stat, "model"));
+    printf("%s (pid %llu), %s\n", neap_instance_text(stat, "program"),
+           (unsigned long long)neap_instance_count(stat, NULL, "pid"),
+           neap_instance_text(stat, "state"));
+    printf("  model       %s\n", neap_instance_text(stat, "model"));
     printf("  context     %llu of %llu tokens in %llu contexts\n",
            (unsigned long long)neap_instance_count(stat, NULL, "tokens"),
            (unsigned long long)neap_instance_count(stat, NULL, "n_ctx"),
@@ -191,14 +197,16 @@ static void print_stat(const json_t *stat) {
            neap_cli_size(neap_instance_count(stat, "bytes", "kv_compressed_memory")),
            neap_cli_size(neap_instance_count(stat, "bytes", "kv_storage")));
     printf("  released    %s (stage %s, codec %s, policy %s)\n",
-           neap_cli_size(neap_instance_count(stat, "bytes", "released")), string_of(stat, "stage"),
-           string_of(stat, "codec"), string_of(stat, "policy"));
+           neap_cli_size(neap_instance_count(stat, "bytes", "released")),
+           neap_instance_text(stat, "stage"), neap_instance_text(stat, "codec"),
+           neap_instance_text(stat, "policy"));
     print_attention(stat);
     print_profile(stat);
     print_counters(stat);
+    print_pressure(json_object_get(stat, "pressure"));
     const uint64_t lost = neap_instance_count(stat, "units", "lost");
     if (lost) printf("  lost        %llu units\n", (unsigned long long)lost);
-    const char *error = string_of(stat, "last_error");
+    const char *error = neap_instance_text(stat, "last_error");
     if (*error && strcmp(error, "?") != 0) printf("  last error  %s\n", error);
 }
 
@@ -269,21 +277,6 @@ static json_t *evicted_json(int pid, const neap_evict_result *result) {
         result->storage_error ? json_string(neap_strerror(result->storage_error)) : json_null());
 }
 
-static uint64_t held(const json_t *stat) {
-    return neap_instance_count(stat, "bytes", "weights_resident") +
-           neap_instance_count(stat, "bytes", "kv_resident") +
-           neap_instance_count(stat, "bytes", "kv_compressed_memory");
-}
-
-/* Idle ones first, and among them the one that holds most. */
-static int compare_for_eviction(const void *a, const void *b) {
-    const neap_instance *x = a, *y = b;
-    const bool x_idle = strcmp(string_of(x->stat, "state"), "idle") == 0;
-    const bool y_idle = strcmp(string_of(y->stat, "state"), "idle") == 0;
-    if (x_idle != y_idle) return x_idle ? -1 : 1;
-    return (held(x->stat) < held(y->stat)) - (held(x->stat) > held(y->stat));
-}
-
 /* Parses SIZE. A share above 100 % asks for more than there is: all of it. */
 static int parse_size(const char *value, neap_evict_request *request) {
     const int err = neap_size_parse(value, &request->bytes, &request->permille);
@@ -308,8 +301,7 @@ static int evict_from(neap_instances *instances, neap_evict_request request,
                       const arguments *args) {
     json_t *list = json_array();
     int status = NEAP_EXIT_OK;
-    if (instances->n > 1)
-        qsort(instances->items, instances->n, sizeof *instances->items, compare_for_eviction);
+    neap_instances_sort(instances);
     for (size_t i = 0; i < instances->n && (request.bytes || request.permille); i++) {
         const int pid = instances->items[i].pid;
         neap_evict_result result = {0};

@@ -70,9 +70,31 @@ uint64_t neap_instance_count(const json_t *stat, const char *group, const char *
     return value > 0 ? (uint64_t)value : 0;
 }
 
-static const char *instance_text(const json_t *stat, const char *key) {
+const char *neap_instance_text(const json_t *stat, const char *key) {
     const char *value = json_string_value(json_object_get(stat, key));
     return value ? value : "?";
+}
+
+uint64_t neap_instance_held(const json_t *stat) {
+    return neap_instance_count(stat, "bytes", "weights_resident") +
+           neap_instance_count(stat, "bytes", "kv_resident") +
+           neap_instance_count(stat, "bytes", "kv_compressed_memory");
+}
+
+bool neap_instance_idle(const json_t *stat) {
+    return strcmp(neap_instance_text(stat, "state"), "idle") == 0;
+}
+
+static int compare_for_eviction(const void *a, const void *b) {
+    const json_t *x = ((const neap_instance *)a)->stat, *y = ((const neap_instance *)b)->stat;
+    if (neap_instance_idle(x) != neap_instance_idle(y)) return neap_instance_idle(x) ? -1 : 1;
+    const uint64_t x_held = neap_instance_held(x), y_held = neap_instance_held(y);
+    return (x_held < y_held) - (x_held > y_held);
+}
+
+void neap_instances_sort(neap_instances *instances) {
+    if (instances->n > 1)
+        qsort(instances->items, instances->n, sizeof *instances->items, compare_for_eviction);
 }
 
 /* The pid of "123.sock"; 0 when the name is another. */
@@ -149,12 +171,12 @@ void neap_instances_print(const neap_instances *instances, FILE *out) {
                                   neap_instance_count(stat, "bytes", "kv_resident") +
                                   neap_instance_count(stat, "bytes", "scratch_resident");
         fprintf(out, "%7d  %-16s %-28s %8llu %10s %10s %10s  %s\n", instances->items[i].pid,
-                instance_text(stat, "program"), instance_text(stat, "model"),
+                neap_instance_text(stat, "program"), neap_instance_text(stat, "model"),
                 (unsigned long long)neap_instance_count(stat, NULL, "n_contexts"),
                 neap_cli_size(resident),
                 neap_cli_size(neap_instance_count(stat, "bytes", "kv_compressed_memory")),
                 neap_cli_size(neap_instance_count(stat, "bytes", "kv_storage")),
-                instance_text(stat, "state"));
+                neap_instance_text(stat, "state"));
     }
 }
 

@@ -18,6 +18,7 @@ const char neap_common_help[] =
     "  --keep SIZE        never evict below this\n"
     "  --policy NAME      what is evicted, where to: hybrid (default), partial-offload\n"
     "  --attn NAME        attention: auto (default), neap (our kernels), ggml (the host's)\n"
+    "  --pressure on|off  release by itself when memory gets short (default: on)\n"
     "  --threads N        compute threads\n";
 
 static int threads;
@@ -162,6 +163,10 @@ int neap_option_common(int code, const char *value) {
     case NEAP_OPT_SESSION:
         return neap_cli_error(NEAP_EXIT_USAGE, "leave it out", "--session %s: not in this version",
                               value);
+    case NEAP_OPT_PRESSURE:
+        if (strcmp(value, "on") == 0 || strcmp(value, "off") == 0)
+            return export("NEAP_PRESSURE", value);
+        return neap_cli_error(NEAP_EXIT_USAGE, "on or off", "--pressure %s: neither", value);
     case NEAP_OPT_THREADS:
         status = neap_option_number("--threads", value, 1, 4096, &number);
         threads = (int)number;

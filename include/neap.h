@@ -68,6 +68,9 @@ typedef struct neap_options {
                                   written back; default: none */
     bool poison;               /* evicted ranges become PROT_NONE (test builds) */
     bool no_control;           /* do not open the control socket */
+    bool watch_pressure;       /* release by itself when memory gets short, on a thread that sleeps
+                                  until the kernel says so */
+    const char *pressure_watch, *pressure_write; /* systemd's MEMORY_PRESSURE_WATCH and _WRITE */
 } neap_options;
 
 /* Creates the engine, its swap file (lazily), its restore threads and its control socket.
@@ -235,6 +238,12 @@ typedef struct neap_evict_result {
 NEAP_API int neap_evict(neap_engine *engine, const neap_evict_request *request,
                         neap_evict_result *ret_result);
 
+/* Releases until the share of what is evictable that belongs to an Android trim level is out of
+ * memory: 5 RUNNING_MODERATE 1/8, 10 RUNNING_LOW 1/4, 15 RUNNING_CRITICAL 1/2, 20 UI_HIDDEN 1/4,
+ * 40 BACKGROUND 1/2, 60 MODERATE 3/4, 80 COMPLETE all; between two the lower one. The share may be
+ * out already: then nothing is done. Fails: -EINVAL below 5; as neap_evict(). */
+NEAP_API int neap_trim(neap_engine *engine, int level);
+
 /* Brings everything back and returns when it is; cheaper than what a request would wait for.
  * Fails with the first error (what could be restored is), NEAP_E_LOST when a unit is lost,
  * -ECANCELED when an eviction came in between. */
@@ -266,6 +275,13 @@ typedef enum neap_rate_source {
     NEAP_RATES_DRIFTED,  /* restores were off from the profile by more than a quarter */
 } neap_rate_source;
 
+typedef enum neap_pressure {
+    NEAP_PRESSURE_OFF, /* not watched */
+    NEAP_PRESSURE_CALM,
+    NEAP_PRESSURE_SHORT,
+    NEAP_PRESSURE_CRITICAL,
+} neap_pressure;
+
 /* Meanings as in `neap stat --json` (docs/man/neap-stat.1). */
 typedef struct neap_stat {
     neap_state state;
@@ -288,6 +304,9 @@ typedef struct neap_stat {
     char attention[16]; /* our kernels that ran, by name; empty: none yet */
     uint64_t attentions, attentions_host;
     char last_error[256];
+    neap_pressure pressure;
+    uint64_t pressure_looks, pressure_releases, pressure_released_bytes;
+    char pressure_sources[64];
 } neap_stat;
 
 NEAP_API void neap_stat_get(neap_engine *engine, neap_stat *ret_stat);

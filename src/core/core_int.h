@@ -5,6 +5,7 @@
  *   use.c       uses against evictions       restore.c   need, wait, restore, request marks
  *   stat.c      counters                     endpoint.c  control socket
  *   rates.c     throughputs of restores  profile_file.c  where they are kept
+ *   trim.c      releasing by level           pressure_watch.c  releasing by itself
  *
  * Locks      use_lock, then the pool's lock; never the other way round. Nothing waits for a use
  *            while it holds the pool's lock. */
@@ -29,6 +30,17 @@ struct neap_region {
     size_t n_held;
 };
 
+typedef struct neap_watcher neap_watcher;
+
+/* Room for the plan of an eviction, made when units are added: to make room when memory is short
+ * would be late. */
+typedef struct neap_plan_room {
+    neap_policy_unit *units;
+    neap_step *steps; /* two a unit */
+    size_t cap;       /* units */
+    bool taken;       /* by the eviction that runs */
+} neap_plan_room;
+
 struct neap_engine {
     neap_pool *pool;
     neap_pipeline *pipeline;
@@ -36,6 +48,7 @@ struct neap_engine {
     char *program; /* constant, as the next */
     uint64_t keep_bytes;
     neap_listener *listener;
+    neap_watcher *watcher; /* NULL: pressure is not watched */
 
     pthread_mutex_t use_lock; /* guards the next; see use.c */
     pthread_cond_t use_changed;
@@ -48,6 +61,7 @@ struct neap_engine {
     neap_stage stage; /* of the last plan */
     neap_rates rates;
     struct neap_profile_link *profile; /* rates.c; NULL: none. The pointer is constant */
+    neap_plan_room room;
     uint64_t evictions, bytes_evicted, wait_ns;
     uint64_t request_began_ns; /* 0: no request open */
     uint64_t request_waited_ns;
@@ -55,6 +69,11 @@ struct neap_engine {
     double overlap;
     const char *attention;
     uint64_t attentions, attentions_host;
+    struct {
+        neap_pressure level;
+        uint64_t looks, releases, released_bytes;
+        char sources[64];
+    } pressure;
 };
 
 /* use.c: no use runs or begins between the two; one caller at a time. Not within a use. */
@@ -78,6 +97,15 @@ typedef struct neap_totals {
     uint32_t n_weights, n_weights_evicted, n_kv, n_kv_evicted, n_kv_on_storage, n_lost;
 } neap_totals;
 neap_totals neap_totals_get(neap_engine *engine); /* [L] */
+/* Room for a plan of all units there are. What fails is tried again by the eviction. */
+void neap_plan_reserve(neap_engine *engine);
+
+/* trim.c: what an eviction could release now. */
+uint64_t neap_releasable_bytes(neap_engine *engine);
+
+/* pressure_watch.c: logs what fails. */
+void neap_watcher_start(neap_engine *engine, const char *watch, const char *write);
+void neap_watcher_stop(neap_engine *engine);
 
 /* rates.c: what goes wrong is logged. profile_path may be NULL. */
 void neap_engine_rates_open(neap_engine *engine, const char *profile_path, const char *swap_dir);

@@ -44,6 +44,8 @@ int neap_engine_create(const neap_options *options, neap_engine **ret_engine) {
         neap_engine_free(engine);
         return err;
     }
+    if (options->watch_pressure)
+        neap_watcher_start(engine, options->pressure_watch, options->pressure_write);
     if (!options->no_control) neap_endpoint_open(engine);
     *ret_engine = engine;
     return 0;
@@ -51,11 +53,14 @@ int neap_engine_create(const neap_options *options, neap_engine **ret_engine) {
 
 void neap_engine_free(neap_engine *engine) {
     if (!engine) return;
-    neap_endpoint_close(engine); /* first: its threads evict and restore */
+    neap_endpoint_close(engine); /* first: its threads evict and restore, as does the next */
+    neap_watcher_stop(engine);
     neap_pipeline_free(engine->pipeline);
     neap_engine_rates_close(engine);
     if (engine->regions) neap_log(NEAP_LOG_ERROR, "engine freed before its regions");
     neap_pool_free(engine->pool);
+    free(engine->room.units);
+    free(engine->room.steps);
     pthread_cond_destroy(&engine->use_changed);
     pthread_mutex_destroy(&engine->use_lock);
     free(engine->program);

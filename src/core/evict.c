@@ -66,10 +66,43 @@ typedef struct eviction {
     uint64_t dropped;      /* pages of units that went back */
     neap_stage stage;      /* of the plan at hand */
     uint64_t spare;        /* most bytes of units that may go */
-    neap_policy_unit *units;
-    size_t n_units, cap_units;
+    neap_plan_room room;
+    size_t n_units;
     bool out_of_memory;
 } eviction;
+
+static bool room_grow(neap_plan_room *room, size_t cap) {
+    if (cap <= room->cap) return true;
+    neap_policy_unit *units = realloc(room->units, cap * sizeof *units);
+    if (units) room->units = units;
+    neap_step *steps = units ? realloc(room->steps, 2 * cap * sizeof *steps) : NULL;
+    if (!steps) return false;
+    room->steps = steps;
+    /* Touched now, so that the pages are there. */
+    memset(units + room->cap, 0, (cap - room->cap) * sizeof *units);
+    memset(steps + 2 * room->cap, 0, 2 * (cap - room->cap) * sizeof *steps);
+    room->cap = cap;
+    return true;
+}
+
+void neap_plan_reserve(neap_engine *engine) {
+    pthread_mutex_lock(&engine->pool->lock);
+    const size_t n = engine->pool->n_slots;
+    if (!engine->room.taken && n > engine->room.cap) room_grow(&engine->room, n + n / 4);
+    pthread_mutex_unlock(&engine->pool->lock);
+}
+
+/* [L] */
+static void room_take(eviction *e) {
+    e->room = e->engine->room;
+    e->engine->room.taken = true;
+}
+
+/* [L] */
+static void room_give(eviction *e) {
+    e->engine->room = e->room;
+    e->engine->room.taken = false;
+}
 
 /* Of the raw bytes, what the codec is expected to leave. */
 static uint64_t expected_encoded(const neap_pool *pool, uint64_t raw) {
@@ -101,19 +134,13 @@ static void add_candidate(neap_unit *unit, void *ctx) {
     if (unit->passed_over == e->sequence) return;
     if (e->request->only == NEAP_ONLY_WEIGHTS && unit->is_kv) return;
     if (e->request->only == NEAP_ONLY_KV && !unit->is_kv) return;
-    if (e->n_units == e->cap_units) {
-        const size_t cap = 2 * e->cap_units + 256;
-        neap_policy_unit *grown = realloc(e->units, cap * sizeof *grown);
-        if (!grown) {
-            e->out_of_memory = true;
-            return;
-        }
-        e->units = grown;
-        e->cap_units = cap;
+    if (e->n_units == e->room.cap && !room_grow(&e->room, 2 * e->room.cap + 256)) {
+        e->out_of_memory = true;
+        return;
     }
     size_t encoded = 0;
     if (in_memory) neap_stack_bytes(unit->stack, &encoded);
-    e->units[e->n_units++] = (neap_policy_unit){
+    e->room.units[e->n_units++] = (neap_policy_unit){
         .id = unit->id,
         .is_kv = unit->is_kv,
         .is_clean = unit->is_kv ? unit->swap != NULL : weights_are_clean(unit),
@@ -131,8 +158,8 @@ static void add_candidate(neap_unit *unit, void *ctx) {
     };
 }
 
-/* Steps for so many bytes more; *ret_n 0: nothing is left. malloc'd. */
-static neap_step *make_plan(eviction *e, uint64_t target, size_t *ret_n) {
+/* Steps for so many bytes more into the room; their number, 0: nothing is left. */
+static size_t make_plan(eviction *e, uint64_t target) {
     neap_engine *engine = e->engine;
     neap_pool *pool = engine->pool;
     pthread_mutex_lock(&pool->lock);
@@ -142,14 +169,8 @@ static neap_step *make_plan(eviction *e, uint64_t target, size_t *ret_n) {
     const neap_rates rates = engine->rates;
     pthread_mutex_unlock(&pool->lock);
 
-    *ret_n = 0;
-    neap_step *steps = malloc((2 * e->n_units + 1) * sizeof *steps);
-    if (!steps) {
-        e->out_of_memory = true;
-        return NULL;
-    }
     const neap_policy_input input = {
-        .units = e->units,
+        .units = e->room.units,
         .n = e->n_units,
         .target_bytes = target,
         .read_rate = rates.read.bps,
@@ -158,8 +179,7 @@ static neap_step *make_plan(eviction *e, uint64_t target, size_t *ret_n) {
         .n_weights_evicted = totals.n_weights_evicted,
         .n_kv_on_storage = totals.n_kv_on_storage,
     };
-    if (e->n_units > 0) *ret_n = engine->policy->plan(&input, steps, &e->stage);
-    return steps;
+    return e->n_units > 0 ? engine->policy->plan(&input, e->room.steps, &e->stage) : 0;
 }
 
 /* ---- carrying it out ---- */
@@ -236,12 +256,10 @@ static uint64_t spare_bytes(neap_engine *engine) {
 static void evict_units(eviction *e, uint64_t target) {
     bool progress = true;
     while (progress && !e->out_of_memory && released(e) < target) {
-        size_t n;
-        neap_step *steps = make_plan(e, target - released(e), &n);
+        const size_t n = make_plan(e, target - released(e));
         progress = false;
         for (size_t i = 0; i < n && released(e) < target; i++)
-            progress = run_step(e, &steps[i]) || progress;
-        free(steps);
+            progress = run_step(e, &e->room.steps[i]) || progress;
         if (progress) {
             pthread_mutex_lock(&e->engine->pool->lock);
             e->engine->stage = e->stage;
@@ -267,6 +285,7 @@ static void evict_alone(eviction *e) {
     pthread_mutex_lock(&pool->lock);
     neap_pipeline_quiesce(engine->pipeline);
     e->sequence = ++pool->released_seq;
+    room_take(e);
     pthread_mutex_unlock(&pool->lock);
 
     const uint64_t all = evictable_bytes(engine, request->only);
@@ -294,6 +313,7 @@ int neap_evict(neap_engine *engine, const neap_evict_request *request,
     neap_alone_begin(engine, true);
     evict_alone(&e);
     pthread_mutex_lock(&engine->pool->lock);
+    room_give(&e);
     engine->evictions += e.result.released_bytes > 0;
     if (e.result.storage_error) {
         engine->pool->counters.errors++;
@@ -307,7 +327,6 @@ int neap_evict(neap_engine *engine, const neap_evict_request *request,
     pthread_mutex_unlock(&engine->pool->lock);
     neap_alone_end(engine);
     neap_worker_fini(&e.worker);
-    free(e.units);
     e.result.duration_ns = neap_clock_ns() - began_ns;
     if (e.out_of_memory && e.result.released_bytes == 0) return -ENOMEM;
     *ret_result = e.result;

@@ -103,6 +103,11 @@ void neap_stat_get(neap_engine *engine, neap_stat *ret_stat) {
     stat.attentions = engine->attentions;
     stat.attentions_host = engine->attentions_host;
     snprintf(stat.policy, sizeof stat.policy, "%s", engine->policy->name);
+    stat.pressure = engine->pressure.level;
+    stat.pressure_looks = engine->pressure.looks;
+    stat.pressure_releases = engine->pressure.releases;
+    stat.pressure_released_bytes = engine->pressure.released_bytes;
+    memcpy(stat.pressure_sources, engine->pressure.sources, sizeof stat.pressure_sources);
     pthread_mutex_unlock(&pool->lock);
     *ret_stat = stat;
 }

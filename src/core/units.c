@@ -14,7 +14,9 @@ int neap_weights_add(neap_engine *engine, int layer, const neap_weight_extent *e
     for (size_t i = 0; i < n && !err; i++)
         if (!neap_region_of(engine, extents[i].addr, extents[i].len_bytes)) err = NEAP_E_BOUND;
     pthread_mutex_unlock(&engine->pool->lock);
-    return err ? err : neap_pool_add_weights(engine->pool, layer, extents, n, ret_unit);
+    if (!err) err = neap_pool_add_weights(engine->pool, layer, extents, n, ret_unit);
+    if (!err) neap_plan_reserve(engine);
+    return err;
 }
 
 /* ---- KV caches ---- */
@@ -48,9 +50,11 @@ static neap_engine *engine_of(const neap_kv *kv) {
 int neap_kv_add(neap_engine *engine, const neap_kv_layout *layout, neap_kv **ret_kv) {
     const neap_region *region;
     pthread_mutex_lock(&engine->pool->lock);
-    const int err = check_layout(engine, layout, &region);
+    int err = check_layout(engine, layout, &region);
     pthread_mutex_unlock(&engine->pool->lock);
-    return err ? err : neap_pool_add_kv(engine->pool, region, layout, ret_kv);
+    if (!err) err = neap_pool_add_kv(engine->pool, region, layout, ret_kv);
+    if (!err) neap_plan_reserve(engine);
+    return err;
 }
 
 int neap_kv_relayout(neap_kv *kv, const neap_kv_layout *layout) {

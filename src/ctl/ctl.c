@@ -35,6 +35,10 @@ static const char *const stage_names[] = {[NEAP_STAGE_NONE] = "none",
 static const char *const rate_source_names[] = {[NEAP_RATES_DEFAULT] = "default",
                                                 [NEAP_RATES_MEASURED] = "measured",
                                                 [NEAP_RATES_DRIFTED] = "drifted"};
+static const char *const pressure_names[] = {[NEAP_PRESSURE_OFF] = "off",
+                                             [NEAP_PRESSURE_CALM] = "calm",
+                                             [NEAP_PRESSURE_SHORT] = "short",
+                                             [NEAP_PRESSURE_CRITICAL] = "critical"};
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -208,16 +212,24 @@ static json_t *stat_attention(const neap_stat *stat) {
                      count(stat->attentions), "nodes_host", count(stat->attentions_host));
 }
 
+static json_t *stat_pressure(const neap_stat *stat) {
+    return json_pack("{s:s, s:o, s:o, s:o, s:o}", "level", pressure_names[stat->pressure],
+                     "sources", text(stat->pressure_sources), "looks", count(stat->pressure_looks),
+                     "releases", count(stat->pressure_releases), "released_bytes",
+                     count(stat->pressure_released_bytes));
+}
+
 int neap_ctl_stat_format(int pid, const char *program, const neap_stat *stat, char **ret_line) {
     json_t *instance = json_pack(
-        "{s:i, s:o, s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+        "{s:i, s:o, s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
+        "s:o}",
         "pid", pid, "program", text(program ? program : "?"), "model", text(stat->model), "state",
         state_names[stat->state], "stage", stage_names[stat->stage], "n_ctx", count(stat->n_ctx),
         "n_contexts", count(stat->n_contexts), "tokens", count(stat->tokens), "codec",
         text(stat->codec), "policy", text(stat->policy), "bytes", stat_bytes(stat), "units",
         stat_units(stat), "counters", stat_counters(stat), "last_request", stat_request(stat),
-        "profile", stat_profile(stat), "attention", stat_attention(stat), "last_error",
-        text(stat->last_error));
+        "profile", stat_profile(stat), "attention", stat_attention(stat), "pressure",
+        stat_pressure(stat), "last_error", text(stat->last_error));
     return dump(json_pack("{s:b, s:o}", "ok", 1, "instance", instance), ret_line);
 }
 

@@ -36,6 +36,16 @@ static const char *env_text(const char *name) {
     return text != NULL && text[0] != '\0' ? text : NULL;
 }
 
+/* On unless it says off. */
+static bool env_is_on(const char *name) {
+    const char *text = env_text(name);
+    if (text != NULL && strcmp(text, "on") != 0 && strcmp(text, "off") != 0) {
+        neap_log(NEAP_LOG_WARN, "%s=%s ignored: neither on nor off", name, text);
+        return true;
+    }
+    return text == NULL || strcmp(text, "on") == 0;
+}
+
 static bool env_flag(const char *name) {
     const char *text = env_text(name);
     return text != NULL && strcmp(text, "0") != 0;
@@ -84,6 +94,9 @@ static void create_engine(void) {
         .keep_bytes = env_bytes("NEAP_KEEP"),
         .poison = env_flag("NEAP_POISON"),
         .no_control = env_flag("NEAP_NO_CONTROL"),
+        .watch_pressure = env_is_on("NEAP_PRESSURE"),
+        .pressure_watch = env_text("MEMORY_PRESSURE_WATCH"),
+        .pressure_write = env_text("MEMORY_PRESSURE_WRITE"),
     };
     options.profile = profile_path(options.swap_dir, profile, sizeof profile);
     int err = neap_engine_create(&options, &engine);

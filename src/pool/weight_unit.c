@@ -228,6 +228,12 @@ static struct iovec *copied_spans(const neap_unit *unit, size_t *ret_n) {
     return spans;
 }
 
+static bool any_needs_copy(const neap_unit *unit) {
+    for (size_t i = 0; i < unit->n_parts; i++)
+        if (needs_copy(&unit->parts[i])) return true;
+    return false;
+}
+
 static bool can_rebuild(const neap_unit *unit) {
     for (size_t i = 0; i < unit->n_parts; i++)
         if (needs_copy(&unit->parts[i]) && !unit->parts[i].rebuild) return false;
@@ -237,6 +243,7 @@ static bool can_rebuild(const neap_unit *unit) {
 /* Makes sure that what lies in no file can be had again. */
 static int secure_copy(neap_pool *pool, neap_unit *unit, neap_evicted *evicted) {
     size_t n;
+    if (!any_needs_copy(unit)) return 0; /* to drop it must need no memory */
     struct iovec *spans = copied_spans(unit, &n);
     if (!spans) return -ENOMEM;
     neap_swap_record *record = NULL;

@@ -115,8 +115,10 @@ class Server:
                    *args]
         command = [os.path.join(BIN, "llama-server"), "-m", self.model]
         if backend:
-            # Placement of a test does not depend on what was measured here, nor change it.
-            self.env.update(NEAP_CODEC=codec, NEAP_SWAP_DIR=self.swap_dir, NEAP_PROFILE="off")
+            # Placement of a test does not depend on what was measured here, nor change it; and what
+            # others do on this machine must not evict here, unless a test is about that.
+            self.env.update(NEAP_CODEC=codec, NEAP_SWAP_DIR=self.swap_dir, NEAP_PROFILE="off",
+                            NEAP_PRESSURE="off")
             if poison:
                 self.env["NEAP_POISON"] = "1"
             if through_serve:

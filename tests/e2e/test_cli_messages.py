@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 ROOT = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))
 NEAP = os.environ.get("NEAP_BIN", os.path.join(ROOT, "build", "bin", "neap"))
@@ -85,7 +86,7 @@ class Instance(threading.Thread):
 def usage():
     expect([], 2, "which command?")
     expect(["frobnicate"], 2, "neap: frobnicate: unknown command (see neap --help)")
-    for later in (["top"], ["watch"], ["train"], ["bench", "evict"],
+    for later in (["top"], ["train"], ["bench", "evict"],
                   ["bench", "codec"], ["run", "--attn", "opencl"], ["run", "--kv", "klt:8"],
                   ["serve", "--encrypt", "on"], ["serve", "--session", "a"]):
         expect(later, 2, "not in this version")
@@ -105,7 +106,7 @@ def usage():
     expect(["exec"], 2, "which program?")
     expect(["models", "fetch", "nosuch"], 2, "neap models lists the names")
     for command in ("run", "serve", "exec", "models", "ps", "evict", "restore", "stat", "profile",
-                    "bench"):
+                    "watch", "bench"):
         for option, words in (("--help", f"usage: neap {command}"), ("-h", "usage: "),
                               ("--version", "neap ")):
             status, out, err = neap(command, option)
@@ -191,6 +192,90 @@ def several(sockets, first, env):
         other.wait()
 
 
+def put(root, path, text):
+    path = os.path.join(root, path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)  # in place: neap keeps it open
+    os.pwrite(fd, text.encode(), 0)
+    os.close(fd)
+
+
+def available(root, mib, some=0.0):
+    """16 GiB, of which so much is available: low is 1 GiB, enough 2."""
+    put(root, "proc/meminfo", f"MemTotal: {16 << 20:10} kB\nMemAvailable: {mib << 10:10} kB\n")
+    put(root, "proc/pressure/memory", "".join(
+        f"{kind} avg10={value:5.2f} avg60=0.00 avg300=0.00 total=1\n"
+        for kind, value in (("some", some), ("full", 0))))
+
+
+def watch(folder):
+    env = {"XDG_RUNTIME_DIR": folder}
+    root, sockets = os.path.join(folder, "root"), os.path.join(folder, "neap")
+    os.makedirs(sockets, mode=0o700)
+    once = ["watch", "--once", "--root", root]
+    expect(["watch", "now"], 2, "one argument too many")
+    expect([*once], 1, "is /proc mounted?", env=env)
+    expect(["watch", "--once"], 1, "turns it off", env={**env, "MEMORY_PRESSURE_WATCH": "/dev/null"})
+    available(root, 8000)
+    expect(once, 0, out="no pressure: 7.8 GiB of 16.0 GiB available\n", env=env)
+    available(root, 500)
+    expect(once, 0, out="memory is short, but no instance can give any back: "
+                        "500.0 MiB of 16.0 GiB available\n", env=env)
+    first = Instance(sockets, os.getpid())
+    expect([*once, "--dry-run"], 0, env=env,
+           out=f"pid {first.pid} (played): would release 207.0 MiB of 207.0 MiB wanted; "
+               "500.0 MiB of 16.0 GiB available\n")
+    check("evict" not in [r["command"] for r in first.requests], "--dry-run evicted")
+    said = json.loads(expect([*once, "--dry-run", "--json"], 0, env=env)[1])
+    check(said["level"] == "critical" and said["wanted_bytes"] == 207 * MIB and said["dry_run"]
+          and said["instances"][0]["pid"] == first.pid and said["group"] is None, said)
+    available(root, 900)  # short, not critical: who computes is left alone
+    first.state = "inference"
+    expect([*once, "--dry-run"], 0, out="memory is short, but no instance can give any back: "
+           "900.0 MiB of 16.0 GiB available\n", env=env)
+    first.state = "idle"
+    expect(once, 0, env=env,
+           out=f"pid {first.pid} (played): released 9.0 MiB of 207.0 MiB wanted in 35 ms; "
+               "900.0 MiB of 16.0 GiB available\n")
+    check(first.requests[-1] == {"neap": 1, "command": "evict", "bytes": 207 * MIB, "only": "all"},
+          first.requests[-1])
+
+    # The limit of the memory group.
+    available(root, 8000)
+    put(root, "proc/self/cgroup", "0::/app\n")
+    put(root, "proc/self/mountinfo", "25 30 0:23 / /cg rw - cgroup2 cgroup2 rw\n")
+    for name, value in (("current", 1000 * MIB), ("max", 1024 * MIB)):
+        put(root, f"cg/app/memory.{name}", f"{value}\n")
+    expect([*once, "--dry-run"], 0, env=env,
+           out=f"pid {first.pid} (played): would release 104.0 MiB of 104.0 MiB wanted; "
+               "24.0 MiB of 1.0 GiB available in the memory group\n")
+    put(root, "cg/app/memory.current", f"{100 * MIB:10}\n")
+    service(root, first, env)
+
+
+def service(root, first, env):
+    available(root, 1500)
+    seen = len(first.requests)
+    with subprocess.Popen([NEAP, "watch", "--json", "--root", root], env={**os.environ, **env},
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            time.sleep(1)
+            check(first.requests[seen:] == [], "asked without need", first.requests[seen:])
+            expect(["watch", "--root", root], 1, "another neap watch is running", env=env)
+            available(root, 700)
+            line = json.loads(process.stdout.readline())
+            check(line["level"] == "short" and line["instances"][0]["released_bytes"] == 9 * MIB,
+                  line)
+            available(root, 8000)
+            process.terminate()
+            out, err = process.communicate(timeout=20)
+            check(process.returncode == 0 and not err, process.returncode, err, out)
+            for more in out.splitlines():
+                json.loads(more)
+        finally:
+            process.kill()
+
+
 def main():
     if not os.access(NEAP, os.X_OK):
         print(f"{NEAP} is not built")
@@ -199,6 +284,8 @@ def main():
         usage()
         models(folder)
         instances(folder)
+    with tempfile.TemporaryDirectory(prefix="neap-") as folder:
+        watch(folder)
     print("ok")
 
 
