@@ -166,9 +166,13 @@ bool neap_mask_shows_cells(const struct ggml_tensor *mask, int64_t stream, uint3
 typedef enum neap_attend_mode {
     NEAP_ATTEND_AUTO,
     NEAP_ATTEND_HOST,
-    NEAP_ATTEND_OWN
+    NEAP_ATTEND_OWN,
+    NEAP_ATTEND_OPENCL
 } neap_attend_mode;
 extern neap_attend_mode neap_attend_choice; /* set once, before the first graph */
+/* With NEAP_ATTEND_OPENCL, before the engine is made: opens the device, and has regions lie where
+ * it reads them. Without a device, a warning: our CPU kernels compute. */
+void neap_attend_open_device(neap_options *options);
 typedef struct neap_attend neap_attend;
 neap_attend *neap_attend_create(void); /* NULL: no memory */
 void neap_attend_free(neap_attend *attend);

@@ -69,6 +69,25 @@ static int await(void *ctx, uint32_t stream, uint32_t chunk) {
     return 0;
 }
 
+/* All that is seen is there after neap_attn_await; the mask's other chunks are left alone. */
+static void check_await(const problem *p, arrival *a) {
+    static neap_attn job;
+    void *scratch = aligned_alloc(64, neap_attn_scratch_bytes(&p->shape, 1));
+    void *state = aligned_alloc(64, neap_attn_state_bytes(&p->shape));
+    CHECK(scratch && state);
+    for (uint32_t i = 0; i < 2 * p->n_chunks; i++) {
+        atomic_store(&a->there[i], rnd(2));
+    }
+    neap_attn_plan(&job, &p->shape, 1, scratch, state);
+    CHECK(neap_attn_await(&job) == 0);
+    for (uint32_t i = 0; i < p->shape.n_streams * p->n_chunks; i++) {
+        uint32_t stream = i / p->n_chunks, chunk = i % p->n_chunks;
+        CHECK(is_ready(a, stream, chunk) || !chunk_seen(p, stream, chunk));
+    }
+    free(scratch);
+    free(state);
+}
+
 static void check_arrivals(problem *p, const float *first) {
     arrival a = {.n_chunks = p->n_chunks, .problem = p, .fail_after = 1 << 20};
     if (p->n_chunks > 16) {
@@ -84,6 +103,7 @@ static void check_arrivals(problem *p, const float *first) {
     CHECK(run(&p->shape, 1 + rnd(THREADS_MAX)) == 0);
     CHECK(memcmp(first, p->out, p->out_floats * sizeof *p->out) == 0);
     unsigned asked = atomic_load(&a.asked);
+    check_await(p, &a);
     for (uint32_t i = 0; i < 2 * p->n_chunks; i++) {
         atomic_store(&a.there[i], 0);
     }

@@ -137,7 +137,8 @@ const char *neap_opencl_refuses(neap_opencl *cl, const neap_attn_shape *shape) {
         return "its strides";
     }
     pthread_mutex_lock(&cl->lock);
-    const char *why = !plane_shared(cl, shape, &shape->k) || !plane_shared(cl, shape, &shape->v)
+    const char *why = cl->broken ? "the device failed"
+                      : !plane_shared(cl, shape, &shape->k) || !plane_shared(cl, shape, &shape->v)
                           ? "K or V lies outside of the device's memory"
                       : variant_of(cl, shape) == NULL ? "the kernel does not build"
                                                       : NULL;
@@ -352,7 +353,7 @@ int neap_opencl_attn(neap_opencl *cl, const neap_attn_shape *shape) {
     staged s = {0};
     pthread_mutex_lock(&cl->lock);
     const neap_cl_variant *variant = variant_of(cl, shape);
-    int err = variant != NULL ? 0 : -EIO;
+    int err = variant != NULL && !cl->broken ? 0 : -EIO;
     if (err == 0) {
         const attend_args a = args_of(shape, variant->rows);
         err = reserve_scratch(cl, lay_out(shape, &a, variant->rows, NULL, &s));
@@ -364,6 +365,7 @@ int neap_opencl_attn(neap_opencl *cl, const neap_attn_shape *shape) {
                 take_results(shape, &a, s.results);
             } else {
                 neap_log(NEAP_LOG_WARN, "OpenCL: %s: error %d", cl->name, failed);
+                cl->broken = true;
                 err = -EIO;
             }
         }

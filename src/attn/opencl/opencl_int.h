@@ -66,6 +66,7 @@ struct neap_opencl {
     bool system_svm, has_half;
 
     pthread_mutex_t lock; /* guards the rest, and the kernels' arguments */
+    bool broken;          /* a launch failed: nothing more is asked of the device */
     neap_cl_shared *shared;
     neap_cl_variant *variants;
     char *scratch; /* SVM */
