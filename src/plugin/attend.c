@@ -66,11 +66,12 @@ static void device_free(void *ctx, void *base) {
 
 void neap_attend_open_device(neap_options *options) {
     const char *reason = NULL;
-    if (neap_opencl_open(&device, &reason) != 0) {
+    if (neap_opencl_open(true, &device, &reason) != 0) {
         neap_log(NEAP_LOG_WARN, "no attention by OpenCL: %s; the CPU's kernels compute it", reason);
         return;
     }
-    neap_log(NEAP_LOG_INFO, "attention by OpenCL on %s", neap_opencl_device(device));
+    neap_log(NEAP_LOG_INFO, "attention by OpenCL on %s, %s arithmetic", neap_opencl_device(device),
+             neap_opencl_uses_half(device) ? "f16" : "f32");
     if (neap_opencl_needs_reserve(device)) {
         options->region_alloc = device_alloc;
         options->region_free = device_free;

@@ -1,7 +1,7 @@
 /* test_opencl_random.c - attention on the OpenCL device, on the random problems of the CPU kernels
- * against the same f64 reference. Chunks that the mask hides are away: reading one ends the
- * process, as does a read past a chunk's last cell. Runs repeat to the bit.
- * Usage: test_opencl_random [SEED [CASES]]; the seed is printed. */
+ * against the same f64 reference, in f32 and, where the device has it, in f16. Chunks that the mask
+ * hides are away: reading one ends the process, as does a read past a chunk's last cell. Runs
+ * repeat to the bit. Usage: test_opencl_random [SEED [CASES]]; the seed is printed. */
 #include <time.h>
 
 #include "attn_problem.h"
@@ -55,7 +55,7 @@ static void set_there(const problem *p, size_t i, bool there) {
 
 static void check_answer(const problem *p, uint64_t seed) {
     double error = nmse(p);
-    if (!(error <= 1e-6)) {
+    if (!(error <= (neap_opencl_uses_half(cl) ? 1e-5 : 1e-6))) {
         fprintf(stderr,
                 "seed %" PRIu64 ": NMSE %g; heads %u/%u tokens %u cells %u streams %u elems %u %u "
                 "cap %g bias %g sinks %d mask %d\n",
@@ -172,23 +172,14 @@ static void check_refusals(void) {
     }
 }
 
-int main(int argc, char **argv) {
-    uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL);
-    uint32_t cases = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 40;
-    const char *reason = NULL;
-    if (neap_opencl_open(&cl, &reason) != 0) {
-        SKIP(reason);
-    }
-    printf("device %s, seed %" PRIu64 "\n", neap_opencl_device(cl), seed);
+static void check_device(uint32_t cases, uint64_t seed) {
+    printf("device %s, %s, seed %" PRIu64 "\n", neap_opencl_device(cl),
+           neap_opencl_uses_half(cl) ? "f16" : "f32", seed);
     fflush(stdout);
     rng_state = seed;
+    any_scale = !neap_opencl_uses_half(cl);
     chunk_alloc = piece_alloc;
     chunk_free = piece_free;
-    /* Every pair of sizes is a build of its own: few of them in one run. */
-    uint32_t sizes[3] = {64, head_sizes[rnd(11)], head_sizes[rnd(11)]};
-    for (size_t i = 0; i < 11; i++) {
-        head_sizes[i] = sizes[i % 3];
-    }
     for (uint32_t i = 0; i < cases; i++) {
         check_case(seed);
         if (i % 4 == 0) {
@@ -199,5 +190,28 @@ int main(int argc, char **argv) {
     check_refusals();
     CHECK(n_pieces == 0);
     neap_opencl_close(cl);
+}
+
+int main(int argc, char **argv) {
+    uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL);
+    uint32_t cases = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 40;
+    const char *reason = NULL;
+    if (neap_opencl_open(false, &cl, &reason) != 0) {
+        SKIP(reason);
+    }
+    /* Every pair of sizes is a build of its own: few of them in one run. */
+    rng_state = seed;
+    uint32_t sizes[3] = {64, head_sizes[rnd(11)], head_sizes[rnd(11)]};
+    for (size_t i = 0; i < 11; i++) {
+        head_sizes[i] = sizes[i % 3];
+    }
+    check_device(cases, seed);
+    CHECK(neap_opencl_open(true, &cl, &reason) == 0);
+    if (neap_opencl_uses_half(cl)) {
+        check_device(cases, seed);
+    } else {
+        printf("not checked: f16 arithmetic (the device lacks cl_khr_fp16)\n");
+        neap_opencl_close(cl);
+    }
     return 0;
 }

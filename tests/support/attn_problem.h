@@ -188,6 +188,9 @@ static void compute_expected(problem *p);
 /* Sizes of heads of the types that are not quantised; a test may put others here. */
 static uint32_t head_sizes[11] = {64, 64, 128, 32, 96, 256, 80, 72, 40, 7, 1};
 
+/* Whether K and V may also be as large or small as f16 goes. */
+static bool any_scale = true;
+
 static problem make_problem(neap_attn_type k_type, neap_attn_type v_type) {
     static const uint32_t quantised[] = {64, 128, 32, 96, 256, 576};
     static const uint32_t tokens[] = {1, 1, 2, 3, 8, 17, 40, 130};
@@ -206,8 +209,8 @@ static problem make_problem(neap_attn_type k_type, neap_attn_type v_type) {
     shape->max_bias = rnd(4) == 0 ? 8.0f : 0.0f;
     p.n_chunks = (shape->n_cells + CHUNK - 1) / CHUNK;
     static const float scales[] = {1.0f, 3.0f, 60000.0f, 1e-7f, 0.0f};
-    make_plane(&p, &shape->k, &p.k, k_type, k_elems, scales[rnd(3) == 0 ? rnd(5) : 1]);
-    make_plane(&p, &shape->v, &p.v, v_type, v_elems, scales[rnd(3) == 0 ? rnd(5) : 0]);
+    make_plane(&p, &shape->k, &p.k, k_type, k_elems, scales[any_scale && rnd(3) == 0 ? rnd(5) : 1]);
+    make_plane(&p, &shape->v, &p.v, v_type, v_elems, scales[any_scale && rnd(3) == 0 ? rnd(5) : 0]);
     size_t rows = (size_t)shape->n_streams * shape->n_tokens * shape->n_heads;
     p.q = malloc(rows * k_elems * sizeof *p.q);
     p.out_floats = rows * v_elems;

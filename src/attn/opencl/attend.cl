@@ -9,8 +9,9 @@
  * away. Scores are kept in units of log2. K, V: f16; sums: f32.
  *
  * Built with K_ELEMS, V_ELEMS (elements of a head), ROWS, and attend_args.h before this text.
- * HALF_MATH (the device has cl_khr_fp16): products in f16, 8 wide; their sums over more than one
- * vector stay in f32. */
+ * HALF_MATH (the device has cl_khr_fp16): products in f16, 8 wide, as the paper's. Only short runs
+ * of them are added up in f16, everything else is f32; and they are scaled so that no run of four
+ * overflows with K or V up to the largest f16 (queries by 1 / ATTEND_HALF_QUERY). */
 #define BLOCK ((int)ATTEND_BLOCK)
 #define VECS(elems) (((elems) + 7) / 8)
 #define K_VECS VECS(K_ELEMS)
@@ -26,12 +27,28 @@
 #ifdef HALF_MATH
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 typedef half8 row_vec;
+typedef half row_elem;
+#ifdef FP_FAST_FMA_HALF
+#define ROW_MULTIPLY_ADD fma
+#else
+#define ROW_MULTIPLY_ADD mad
+#endif
 #define WIDEN convert_float8
 #define NARROW convert_half8
+#define K_RUN 4 /* vectors of a row */
+#define V_RUN 4 /* cells */
+#define QUERY_SCALE ((float)ATTEND_HALF_QUERY)
+#define WEIGHT_SCALE 4.0f
 #else
 typedef float8 row_vec;
+typedef float row_elem;
+#define ROW_MULTIPLY_ADD MULTIPLY_ADD
 #define WIDEN(x) (x)
 #define NARROW(x) (x)
+#define K_RUN K_VECS
+#define V_RUN BLOCK
+#define QUERY_SCALE 1.0f
+#define WEIGHT_SCALE 1.0f
 #endif
 
 /* Vector v of a row of elems f16; what lies past its end is zero. */
@@ -75,7 +92,7 @@ int look(__global const ushort *mask) {
 }
 
 /* score[r][c] = q[r] . k[c] */
-void score_block(__private float score[ROWS][ATTEND_BLOCK], __global const float *const q[ROWS],
+void score_block(__private float score[ROWS][ATTEND_BLOCK], __global const row_elem *const q[ROWS],
                  __global const half *k, uint k_cell, int n) {
     for (int c = 0; c < n; c++) {
         float8 sum[ROWS];
@@ -83,19 +100,24 @@ void score_block(__private float score[ROWS][ATTEND_BLOCK], __global const float
             sum[r] = (float8)0.0f;
         }
         __global const half *row = k + c * (size_t)k_cell;
-#pragma unroll
-        for (int v = 0; v < K_VECS; v++) {
-            row_vec key = load_row(row, v, K_ELEMS);
+        for (int run = 0; run < K_VECS; run += K_RUN) {
+            row_vec part[ROWS];
             for (int r = 0; r < ROWS; r++) {
-#ifdef HALF_MATH
-                sum[r] += WIDEN(NARROW(vload8(v, q[r])) * key);
-#else
-                sum[r] = MULTIPLY_ADD(vload8(v, q[r]), key, sum[r]);
-#endif
+                part[r] = (row_vec)(row_elem)0.0f;
+            }
+#pragma unroll
+            for (int v = run; v < run + K_RUN && v < K_VECS; v++) {
+                row_vec key = load_row(row, v, K_ELEMS);
+                for (int r = 0; r < ROWS; r++) {
+                    part[r] = ROW_MULTIPLY_ADD(vload8(v, q[r]), key, part[r]);
+                }
+            }
+            for (int r = 0; r < ROWS; r++) {
+                sum[r] += WIDEN(part[r]);
             }
         }
         for (int r = 0; r < ROWS; r++) {
-            score[r][c] = sum8(sum[r]);
+            score[r][c] = sum8(sum[r]) * QUERY_SCALE;
         }
     }
     for (int r = 0; r < ROWS; r++) {
@@ -150,14 +172,21 @@ void add_values(__private float8 out[ROWS][V_VECS], __private float weight[ROWS]
         for (int r = 0; r < ROWS; r++) {
             sum[r] = out[r][at] * factor[r];
         }
-        for (int c = 0; c < n; c++) {
-            row_vec value = load_row(v + c * (size_t)v_cell, at, V_ELEMS);
+        for (int run = 0; run < n; run += V_RUN) {
+            row_vec part[ROWS];
             for (int r = 0; r < ROWS; r++) {
-#ifdef HALF_MATH
-                sum[r] += WIDEN(NARROW((float8)weight[r][c]) * value);
-#else
-                sum[r] = MULTIPLY_ADD((float8)weight[r][c], value, sum[r]);
-#endif
+                part[r] = (row_vec)(row_elem)0.0f;
+            }
+            int end = min(n, run + V_RUN);
+            for (int c = run; c < end; c++) {
+                row_vec value = load_row(v + c * (size_t)v_cell, at, V_ELEMS);
+                for (int r = 0; r < ROWS; r++) {
+                    row_elem w = (row_elem)(weight[r][c] * (1.0f / WEIGHT_SCALE));
+                    part[r] = ROW_MULTIPLY_ADD((row_vec)w, value, part[r]);
+                }
+            }
+            for (int r = 0; r < ROWS; r++) {
+                sum[r] = MULTIPLY_ADD(WIDEN(part[r]), (float8)WEIGHT_SCALE, sum[r]);
             }
         }
         for (int r = 0; r < ROWS; r++) {
@@ -189,7 +218,7 @@ void add_values_seen(__private float8 out[ROWS][V_VECS],
 }
 
 /* partials: [split][stream][kv_head][tile * ROWS + row][8 * V_VECS + 8]: sums, then top and sum. */
-__kernel void attend(const attend_args a, __global const float *queries,
+__kernel void attend(const attend_args a, __global const row_elem *queries,
                      __global const ulong *k_chunks, __global const ulong *v_chunks,
                      __global const ushort *masks, __global const float *slopes,
                      __global float *partials) {
@@ -201,7 +230,7 @@ __kernel void attend(const attend_args a, __global const float *queries,
     uint kv_head = head_item % a.n_kv_heads;
     uint stream = head_item / a.n_kv_heads % a.n_streams;
     uint split = head_item / a.n_kv_heads / a.n_streams;
-    __global const float *q[ROWS];
+    __global const row_elem *q[ROWS];
     __global const ushort *mask[ROWS];
     float slope[ROWS], top[ROWS], sum[ROWS], factor[ROWS];
     float8 out[ROWS][V_VECS];

@@ -10,8 +10,9 @@ typedef uint attend_word;
 typedef uint32_t attend_word;
 #endif
 
-#define ATTEND_CHUNK 256u /* cells of a chunk */
-#define ATTEND_BLOCK 32u  /* cells that a work-item takes at once; divides a chunk */
+#define ATTEND_CHUNK 256u    /* cells of a chunk */
+#define ATTEND_HALF_QUERY 16 /* with f16 arithmetic queries are staged as f16, divided by this */
+#define ATTEND_BLOCK 32u     /* cells that a work-item takes at once; divides a chunk */
 
 typedef struct attend_args {
     attend_word n_items; /* work-items with something to do */

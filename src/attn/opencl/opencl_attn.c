@@ -15,6 +15,7 @@
 
 #include "attn_int.h"
 #include "err.h"
+#include "half.h"
 #include "opencl_int.h"
 
 _Static_assert(ATTEND_CHUNK == NEAP_ATTN_CHUNK_CELLS, "one size of chunks");
@@ -53,7 +54,7 @@ static void build(const neap_opencl *cl, neap_cl_variant *variant) {
     cl_int err = CL_SUCCESS;
     snprintf(options, sizeof options, "-cl-std=CL1.2 -DK_ELEMS=%u -DV_ELEMS=%u -DROWS=%u%s",
              variant->k_elems, variant->v_elems, variant->rows,
-             cl->has_half ? " -DHALF_MATH=1" : "");
+             cl->uses_half ? " -DHALF_MATH=1" : "");
     variant->program =
         cl->api.CreateProgramWithSource(cl->context, 1, &text, &neap_attend_source_len, &err);
     if (variant->program == NULL) {
@@ -230,21 +231,30 @@ static int reserve_scratch(neap_opencl *cl, size_t bytes) {
     return 0;
 }
 
-static void stage_queries(const neap_attn_shape *shape, const attend_args *a, float *dst) {
+/* half: f16, scaled down, else f32. */
+static void stage_queries(const neap_attn_shape *shape, const attend_args *a, bool half,
+                          float *dst) {
     /* Capped scores get their factor of log2(e) after the cap. */
     float scale =
         shape->softcap != 0.0f ? shape->scale / shape->softcap : shape->scale * NEAP_ATTN_LOG2E;
     uint32_t n = shape->k.head_elems, stride = padded(n);
+    uint16_t *halves = (uint16_t *)(void *)dst;
+    scale = half ? scale / (float)ATTEND_HALF_QUERY : scale;
     for (uint32_t head = 0; head < a->n_streams * a->n_kv_heads; head++) {
         uint32_t stream = head / a->n_kv_heads, kv_head = head % a->n_kv_heads;
-        for (uint32_t row = 0; row < a->n_rows; row++, dst += stride) {
+        for (uint32_t row = 0; row < a->n_rows; row++) {
             const float *q =
                 (const float *)(const void *)(shape->q.base + stream * shape->q.stream_bytes +
                                               row / a->group * shape->q.token_bytes +
                                               (kv_head * a->group + row % a->group) *
                                                   shape->q.head_bytes);
             for (uint32_t i = 0; i < stride; i++) {
-                dst[i] = i < n ? q[i] * scale : 0.0f;
+                float x = i < n ? q[i] * scale : 0.0f;
+                if (half) {
+                    *halves++ = neap_f16_of_f32(x);
+                } else {
+                    *dst++ = x;
+                }
             }
         }
     }
@@ -264,8 +274,9 @@ static void stage_mask(const neap_attn_shape *shape, const attend_args *a, uint1
     }
 }
 
-static void stage(const neap_attn_shape *shape, const attend_args *a, const staged *into) {
-    stage_queries(shape, a, into->queries);
+static void stage(const neap_attn_shape *shape, const attend_args *a, bool half,
+                  const staged *into) {
+    stage_queries(shape, a, half, into->queries);
     for (size_t i = 0; i < (size_t)a->n_streams * a->n_chunks; i++) {
         into->k_chunks[i] = (uintptr_t)shape->k.chunks[i];
         into->v_chunks[i] = (uintptr_t)shape->v.chunks[i];
@@ -359,7 +370,7 @@ int neap_opencl_attn(neap_opencl *cl, const neap_attn_shape *shape) {
         err = reserve_scratch(cl, lay_out(shape, &a, variant->rows, NULL, &s));
         if (err == 0) {
             lay_out(shape, &a, variant->rows, cl->scratch, &s);
-            stage(shape, &a, &s);
+            stage(shape, &a, cl->uses_half, &s);
             cl_int failed = launch(cl, variant, &a, &s);
             if (failed == CL_SUCCESS) {
                 take_results(shape, &a, s.results);

@@ -19,11 +19,14 @@
 
 typedef struct neap_opencl neap_opencl;
 
-/* Opens the first device that can do this, GPUs before others.
- * Fails: -ENODEV, with a reason in ret_reason (static). */
-int neap_opencl_open(neap_opencl **ret_cl, const char **ret_reason);
+/* Opens the first device that can do this, GPUs before others. allow_half: where the device has
+ * cl_khr_fp16, products are f16 (mzCache section 4.2): an NMSE of about 5e-7 against f64 where
+ * scores are as in models, more where they are huge or values subnormal. Else, and everywhere else:
+ * f32. Fails: -ENODEV, with a reason in ret_reason (static). */
+int neap_opencl_open(bool allow_half, neap_opencl **ret_cl, const char **ret_reason);
 void neap_opencl_close(neap_opencl *cl); /* takes NULL */
 const char *neap_opencl_device(const neap_opencl *cl);
+bool neap_opencl_uses_half(const neap_opencl *cl);
 /* Whether chunks must lie in memory of neap_opencl_reserve. */
 bool neap_opencl_needs_reserve(const neap_opencl *cl);
 

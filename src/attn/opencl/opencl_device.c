@@ -116,12 +116,12 @@ static int choose(neap_opencl *cl, const char **ret_reason) {
     return -ENODEV;
 }
 
-static void describe(neap_opencl *cl) {
+static void describe(neap_opencl *cl, bool allow_half) {
     cl_device_type type = 0;
     cl->api.GetDeviceInfo(cl->device, CL_DEVICE_NAME, sizeof cl->name - 1, cl->name, NULL);
     cl->api.GetDeviceInfo(cl->device, CL_DEVICE_TYPE, sizeof type, &type, NULL);
     cl->system_svm = (svm_of(cl, cl->device) & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0;
-    cl->has_half = has_extension(cl, cl->device, "cl_khr_fp16");
+    cl->uses_half = allow_half && has_extension(cl, cl->device, "cl_khr_fp16");
     /* The items of a CPU's work-group run one after the other; a GPU's side by side, on rows that
      * read the same K and V. */
     size_t most = 1;
@@ -207,14 +207,14 @@ static int probe(neap_opencl *cl, const char **ret_reason) {
 
 /* ---- open and close ---- */
 
-static int open_device(neap_opencl *cl, const char **ret_reason) {
+static int open_device(neap_opencl *cl, bool allow_half, const char **ret_reason) {
     cl_int err = CL_SUCCESS;
     int failed = load(cl, ret_reason);
     failed = failed == 0 ? choose(cl, ret_reason) : failed;
     if (failed != 0) {
         return failed;
     }
-    describe(cl);
+    describe(cl, allow_half);
     cl->context = cl->api.CreateContext(NULL, 1, &cl->device, NULL, NULL, &err);
     if (cl->context != NULL) {
         cl->queue = cl->api.CreateCommandQueueWithProperties(cl->context, cl->device, NULL, &err);
@@ -226,14 +226,14 @@ static int open_device(neap_opencl *cl, const char **ret_reason) {
     return probe(cl, ret_reason);
 }
 
-int neap_opencl_open(neap_opencl **ret_cl, const char **ret_reason) {
+int neap_opencl_open(bool allow_half, neap_opencl **ret_cl, const char **ret_reason) {
     neap_opencl *cl = calloc(1, sizeof *cl);
     if (cl == NULL) {
         *ret_reason = "no memory";
         return -ENOMEM;
     }
     pthread_mutex_init(&cl->lock, NULL);
-    int err = open_device(cl, ret_reason);
+    int err = open_device(cl, allow_half, ret_reason);
     if (err != 0) {
         neap_opencl_close(cl);
         return err;
@@ -276,6 +276,10 @@ void neap_opencl_close(neap_opencl *cl) {
 
 const char *neap_opencl_device(const neap_opencl *cl) {
     return cl->name;
+}
+
+bool neap_opencl_uses_half(const neap_opencl *cl) {
+    return cl->uses_half;
 }
 
 bool neap_opencl_needs_reserve(const neap_opencl *cl) {

@@ -56,14 +56,14 @@ typedef struct neap_cl_variant {
 } neap_cl_variant;
 
 struct neap_opencl {
-    neap_cl_api api; /* constant after open, as all down to has_half */
+    neap_cl_api api; /* constant after open, as all down to uses_half */
     void *library;
     cl_device_id device;
     cl_context context;
     cl_command_queue queue;
     char name[256];
     size_t group_items; /* work-items of a work-group */
-    bool system_svm, has_half;
+    bool system_svm, uses_half;
 
     pthread_mutex_t lock; /* guards the rest, and the kernels' arguments */
     bool broken;          /* a launch failed: nothing more is asked of the device */

@@ -4,8 +4,8 @@
 
 #include "opencl_attn.h"
 
-int neap_opencl_open(neap_opencl **ret_cl, const char **ret_reason) {
-    (void)ret_cl;
+int neap_opencl_open(bool allow_half, neap_opencl **ret_cl, const char **ret_reason) {
+    (void)allow_half, (void)ret_cl;
     *ret_reason = "built without OpenCL (its headers were missing)";
     return -ENODEV;
 }
@@ -17,6 +17,11 @@ void neap_opencl_close(neap_opencl *cl) {
 const char *neap_opencl_device(const neap_opencl *cl) {
     (void)cl;
     return "";
+}
+
+bool neap_opencl_uses_half(const neap_opencl *cl) {
+    (void)cl;
+    return false;
 }
 
 bool neap_opencl_needs_reserve(const neap_opencl *cl) {
