@@ -17,7 +17,8 @@ const char neap_common_help[] =
     "  --swap-limit SIZE  most bytes in the swap file\n"
     "  --keep SIZE        never evict below this\n"
     "  --policy NAME      what is evicted, where to: hybrid (default), partial-offload\n"
-    "  --attn NAME        attention: auto (default), neap (our kernels), ggml (the host's)\n"
+    "  --attn NAME        attention: auto (default), neap (our kernels), opencl (on an\n"
+    "                     OpenCL device that shares memory), ggml (the host's)\n"
     "  --pressure on|off  release by itself when memory gets short (default: on)\n"
     "  --threads N        compute threads\n";
 
@@ -111,10 +112,10 @@ int neap_option_policy(const char *value) {
 }
 
 int neap_option_attn(const char *value) {
-    static const char *const known[] = {"auto", "ggml", "neap"};
+    static const char *const known[] = {"auto", "ggml", "neap", "opencl"};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (strcmp(value, known[i]) == 0) return export("NEAP_ATTN", value);
-    return neap_cli_error(NEAP_EXIT_USAGE, "this one knows auto, ggml, neap",
+    return neap_cli_error(NEAP_EXIT_USAGE, "this one knows auto, ggml, neap, opencl",
                           "--attn %s: not in this version", value);
 }
 

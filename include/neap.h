@@ -71,6 +71,13 @@ typedef struct neap_options {
     bool watch_pressure;       /* release by itself when memory gets short, on a thread that sleeps
                                   until the kernel says so */
     const char *pressure_watch, *pressure_write; /* systemd's MEMORY_PRESSURE_WATCH and _WRITE */
+    /* Gives regions their memory, for devices that share only what they gave out themselves; NULL,
+     * and where it fails: the system's. The memory is aligned to align bytes, reads as zero, is
+     * committed when written, and its whole pages go back to the kernel on madvise(2). region_free
+     * gets it back readable and writable; it is called when the region is freed. */
+    int (*region_alloc)(void *ctx, size_t len_bytes, size_t align, void **ret_base);
+    void (*region_free)(void *ctx, void *base);
+    void *region_ctx;
 } neap_options;
 
 /* Creates the engine, its swap file (lazily), its restore threads and its control socket.

@@ -383,6 +383,38 @@ void neap_attn_run(neap_attn *job, uint32_t thread) {
     }
 }
 
+int neap_attn_await(neap_attn *job) {
+    const neap_attn_shape *shape = &job->shape;
+    int err = 0;
+    if (shape->wait == NULL) {
+        return 0;
+    }
+    for (uint32_t at = 0; at < shape->n_streams * job->n_chunks && err == 0; at++) {
+        uint32_t stream = at / job->n_chunks, chunk = at % job->n_chunks;
+        uint32_t first = chunk * NEAP_ATTN_CHUNK_CELLS, rest = shape->n_cells - first;
+        uint32_t end = first + (rest < NEAP_ATTN_CHUNK_CELLS ? rest : NEAP_ATTN_CHUNK_CELLS);
+        if (shape->ready(shape->ctx, stream, chunk)) {
+            continue;
+        }
+        bool seen = false;
+        for (uint32_t kv_head = 0; kv_head < shape->n_kv_heads && !seen; kv_head++) {
+            const neap_attn_tile all = {.job = job,
+                                        .stream = stream,
+                                        .kv_head = kv_head,
+                                        .n_rows = shape->n_tokens * job->group};
+            seen = neap_attn_sees(&all, first, end);
+            if (shape->mask.n_heads == 1) {
+                break; /* every head sees the same */
+            }
+        }
+        err = seen ? shape->wait(shape->ctx, stream, chunk) : 0;
+    }
+    if (err != 0) {
+        atomic_store(&job->err, err);
+    }
+    return err;
+}
+
 int neap_attn_result(const neap_attn *job) {
     return atomic_load(&job->err);
 }

@@ -100,6 +100,9 @@ void neap_attn_plan(neap_attn *job, const neap_attn_shape *shape, uint32_t n_thr
                     void *state);
 /* Takes part in the job as thread (0 .. n_threads - 1) until nothing is left to take. */
 void neap_attn_run(neap_attn *job, uint32_t thread);
+/* Waits for every chunk that some row sees, for those who compute the job by other means. Returns
+ * the first error, which is then also the job's result. */
+int neap_attn_await(neap_attn *job);
 /* After all threads are back: the first error, or 0. */
 int neap_attn_result(const neap_attn *job);
 

@@ -24,6 +24,7 @@ struct neap_region {
     neap_region *next; /* pool's lock, as the rest but base and size */
     char *base;
     size_t size;
+    bool is_given; /* by region_alloc; constant */
     int kind;
     bool may_release; /* scratch: neap_scratch_hold was called */
     uint64_t (*held)[2];
@@ -47,6 +48,9 @@ struct neap_engine {
     const neap_policy *policy;
     char *program; /* constant, as the next */
     uint64_t keep_bytes;
+    int (*region_alloc)(void *ctx, size_t len_bytes, size_t align, void **ret_base);
+    void (*region_free)(void *ctx, void *base);
+    void *region_ctx;
     neap_listener *listener;
     neap_watcher *watcher; /* NULL: pressure is not watched */
 

@@ -24,7 +24,10 @@ int neap_region_create(neap_engine *engine, size_t size, int kind, neap_region *
     region->kind = kind;
     region->size = NEAP_ROUND_UP(size, page);
     void *base;
-    const int err = neap_vm_reserve(region->size, REGION_ALIGN, &base);
+    region->is_given =
+        engine->region_alloc &&
+        engine->region_alloc(engine->region_ctx, region->size, REGION_ALIGN, &base) == 0;
+    const int err = region->is_given ? 0 : neap_vm_reserve(region->size, REGION_ALIGN, &base);
     if (err) {
         free(region);
         return err;
@@ -69,7 +72,13 @@ void neap_region_free(neap_region *region) {
     pthread_mutex_unlock(&engine->pool->lock);
     neap_pool_remove_region(engine->pool, region, (neap_span){region->base, region->size});
     neap_alone_end(engine);
-    neap_vm_unmap(region->base, region->size);
+    if (region->is_given) {
+        /* Evicted parts may be poisoned; what stays so is lost, not handed on. */
+        if (neap_vm_protect(region->base, region->size, true) == 0)
+            engine->region_free(engine->region_ctx, region->base);
+    } else {
+        neap_vm_unmap(region->base, region->size);
+    }
     free(region->held);
     free(region);
 }

@@ -9,6 +9,10 @@
  * within a layer computation and restoration overlap. Chunks that the mask hides are not waited
  * for.
  *
+ * With an OpenCL device, a node that it does not refuse is computed there: thread 0 waits for all
+ * the chunks that are seen, since the device cannot fault, launches and waits. Should the device
+ * fail, thread 0 computes the node by itself.
+ *
  * Threads   plan and the questions are the graph's thread; run_node is called by the host's. */
 #include <errno.h>
 #include <stdlib.h>
@@ -17,6 +21,7 @@
 #include "attn.h"
 #include "err.h"
 #include "ggml-impl.h"
+#include "opencl_attn.h"
 #include "plugin_int.h"
 
 enum { ALIGN = 64 };
@@ -24,6 +29,7 @@ enum { ALIGN = 64 };
 typedef struct attended {
     struct ggml_tensor node; /* the CUSTOM node */
     neap_attn job;
+    bool on_device;
     int at; /* index in the graph */
     neap_layer_cache
         *layer; /* K and V lie in it, from cell 0 of first_stream on; NULL: elsewhere */
@@ -46,9 +52,34 @@ struct neap_attend {
     const neap_attend_job *now; /* of the plan at hand */
     arena scratch;              /* one for all: nodes run one after the other */
     arena lists;                /* chunk pointers, states, seen */
+    uint64_t n_device, n_cpu;   /* attentions planned for either; with a device only */
 };
 
 neap_attend_mode neap_attend_choice;
+static neap_opencl *device; /* of the process, set once, never closed */
+
+static int device_alloc(void *ctx, size_t len, size_t align, void **ret_base) {
+    return neap_opencl_reserve(ctx, len, align, ret_base);
+}
+
+static void device_free(void *ctx, void *base) {
+    neap_opencl_release(ctx, base);
+}
+
+void neap_attend_open_device(neap_options *options) {
+    const char *reason = NULL;
+    if (neap_opencl_open(true, &device, &reason) != 0) {
+        neap_log(NEAP_LOG_WARN, "no attention by OpenCL: %s; the CPU's kernels compute it", reason);
+        return;
+    }
+    neap_log(NEAP_LOG_INFO, "attention by OpenCL on %s, %s arithmetic", neap_opencl_device(device),
+             neap_opencl_uses_half(device) ? "f16" : "f32");
+    if (neap_opencl_needs_reserve(device)) {
+        options->region_alloc = device_alloc;
+        options->region_free = device_free;
+        options->region_ctx = device;
+    }
+}
 
 neap_attend *neap_attend_create(void) {
     return calloc(1, sizeof(neap_attend));
@@ -57,6 +88,10 @@ neap_attend *neap_attend_create(void) {
 void neap_attend_free(neap_attend *attend) {
     if (attend == NULL) {
         return;
+    }
+    if (device != NULL) {
+        neap_log(NEAP_LOG_INFO, "attentions by OpenCL: %llu, by the CPU's kernels: %llu",
+                 (unsigned long long)attend->n_device, (unsigned long long)attend->n_cpu);
     }
     free(attend->nodes);
     free(attend->attended);
@@ -197,11 +232,21 @@ static int chunk_wait(void *ctx, uint32_t stream, uint32_t chunk) {
                      neap_kv_unit(a->layer->kv, a->first_stream + stream, chunk));
 }
 
+static void run_on_device(attended *a) {
+    if (neap_attn_await(&a->job) == 0 && neap_opencl_attn(device, &a->job.shape) != 0) {
+        neap_attn_run(&a->job, 0);
+    }
+}
+
 static void run_node(struct ggml_tensor *dst, int thread, int n_threads, void *userdata) {
     (void)dst;
     (void)n_threads;
     attended *a = userdata;
-    if ((uint32_t)thread < a->job.n_threads) {
+    if (a->on_device) {
+        if (thread == 0) {
+            run_on_device(a);
+        }
+    } else if ((uint32_t)thread < a->job.n_threads) {
         neap_attn_run(&a->job, (uint32_t)thread);
     }
 }
@@ -251,6 +296,25 @@ static uint8_t *seen_chunks(neap_attend *attend, const attended *a,
     return seen;
 }
 
+/* Decided for each shape; counted. */
+static bool takes_device(neap_attend *attend, const neap_attn_shape *shape) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    if (device == NULL) {
+        return false;
+    }
+    const char *why = neap_opencl_refuses(device, shape);
+    if (why == NULL) {
+        attend->n_device++;
+        return true;
+    }
+    attend->n_cpu++;
+    if (!atomic_flag_test_and_set(&said)) {
+        neap_log(NEAP_LOG_WARN, "OpenCL does not compute some attention (%s): the CPU's kernels do",
+                 why);
+    }
+    return false;
+}
+
 static void plan_node(neap_attend *attend, const struct ggml_tensor *node, int at,
                       const neap_attn_shape *wanted) {
     attended *a = &attend->attended[attend->n++];
@@ -270,6 +334,7 @@ static void plan_node(neap_attend *attend, const struct ggml_tensor *node, int a
     }
     void *state = arena_take(&attend->lists, neap_attn_state_bytes(&shape));
     neap_attn_plan(&a->job, &shape, (uint32_t)attend->now->n_threads, attend->scratch.base, state);
+    a->on_device = takes_device(attend, &shape);
     a->node = *node;
     a->node.op = neap_host_op_number(NEAP_OP_CUSTOM);
     const struct ggml_custom_op_params params = {
@@ -284,7 +349,7 @@ static void plan_node(neap_attend *attend, const struct ggml_tensor *node, int a
 static bool is_ours(const neap_attend_job *job, const struct ggml_tensor *node,
                     neap_attn_shape *ret_shape) {
     return neap_attend_choice != NEAP_ATTEND_HOST && shape_of(node, ret_shape) &&
-           (neap_attend_choice == NEAP_ATTEND_OWN || job->measuring ||
+           (neap_attend_choice != NEAP_ATTEND_AUTO || job->measuring ||
             neap_attend_choose(node, job->cpu, job->n_threads));
 }
 
@@ -349,6 +414,10 @@ int neap_attend_plan(neap_attend *attend, const struct ggml_cgraph *graph,
         }
     }
     return 0;
+}
+
+const char *neap_attend_kernel(void) {
+    return device != NULL ? "opencl" : neap_attn_kernel_name(0);
 }
 
 void neap_attend_count(const neap_attend *attend, size_t *ret_ours, size_t *ret_host) {

@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attn.h"
 #include "clock.h"
 #include "err.h"
 #include "ggml-impl.h"
@@ -484,7 +483,7 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend, struct ggm
     }
     size_t n_ours, n_host;
     neap_attend_count(ctx->attend, &n_ours, &n_host);
-    neap_attention_count(engine, neap_attn_kernel_name(0), n_ours, n_host);
+    neap_attention_count(engine, neap_attend_kernel(), n_ours, n_host);
     if (status == GGML_STATUS_SUCCESS) {
         neap_buffer_for_each(hold_outputs, graph);
     }

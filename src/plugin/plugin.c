@@ -52,15 +52,15 @@ static bool env_flag(const char *name) {
 }
 
 static neap_attend_mode env_attend(void) {
-    static const char *const names[] = {"auto", "ggml", "neap"};
+    static const char *const names[] = {"auto", "ggml", "neap", "opencl"};
     const char *text = env_text("NEAP_ATTN");
-    for (int i = 0; text != NULL && i < 3; i++) {
+    for (int i = 0; text != NULL && i < 4; i++) {
         if (strcmp(text, names[i]) == 0) {
             return (neap_attend_mode)i;
         }
     }
     if (text != NULL) {
-        neap_log(NEAP_LOG_WARN, "NEAP_ATTN=%s ignored: not auto, ggml or neap", text);
+        neap_log(NEAP_LOG_WARN, "NEAP_ATTN=%s ignored: not auto, ggml, neap or opencl", text);
     }
     return NEAP_ATTEND_AUTO;
 }
@@ -99,6 +99,9 @@ static void create_engine(void) {
         .pressure_write = env_text("MEMORY_PRESSURE_WRITE"),
     };
     options.profile = profile_path(options.swap_dir, profile, sizeof profile);
+    if (neap_attend_choice == NEAP_ATTEND_OPENCL) {
+        neap_attend_open_device(&options);
+    }
     int err = neap_engine_create(&options, &engine);
     if (err != 0) {
         neap_log(NEAP_LOG_ERROR, "cannot start: %s (codec %s, policy %s)", neap_strerror(err),

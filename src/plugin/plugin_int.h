@@ -167,9 +167,13 @@ bool neap_mask_shows_cells(const struct ggml_tensor *mask, int64_t stream, uint3
 typedef enum neap_attend_mode {
     NEAP_ATTEND_AUTO,
     NEAP_ATTEND_HOST,
-    NEAP_ATTEND_OWN
+    NEAP_ATTEND_OWN,
+    NEAP_ATTEND_OPENCL
 } neap_attend_mode;
 extern neap_attend_mode neap_attend_choice; /* set once, before the first graph */
+/* With NEAP_ATTEND_OPENCL, before the engine is made: opens the device, and has regions lie where
+ * it reads them. Without a device, a warning: our CPU kernels compute. */
+void neap_attend_open_device(neap_options *options);
 typedef struct neap_attend neap_attend;
 neap_attend *neap_attend_create(void); /* NULL: no memory */
 void neap_attend_free(neap_attend *attend);
@@ -183,6 +187,7 @@ typedef struct neap_attend_job {
 int neap_attend_plan(neap_attend *attend, const struct ggml_cgraph *graph,
                      const neap_attend_job *job);
 /* Attention nodes of the plan, and those left to the host. */
+const char *neap_attend_kernel(void); /* whose kernels they are, for neap stat */
 void neap_attend_count(const neap_attend *attend, size_t *ret_ours, size_t *ret_host);
 /* The graph's nodes with those of the plan in place; valid until the next plan. */
 struct ggml_tensor **neap_attend_nodes(neap_attend *attend, const struct ggml_cgraph *graph);

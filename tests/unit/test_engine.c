@@ -111,6 +111,45 @@ static void test_evict_and_back(void) {
     rig_free(&r);
 }
 
+/* ---- regions in memory that the program gives ---- */
+
+typedef struct giver {
+    int asked, given, back;
+} giver;
+
+static int give(void *ctx, size_t len, size_t align, void **ret_base) {
+    giver *g = ctx;
+    if (g->asked++ == 1) return -ENOMEM; /* the second region lies in the system's memory */
+    CHECK(neap_vm_reserve(len, align, ret_base) == 0);
+    g->given++;
+    return 0;
+}
+
+static void take_back(void *ctx, void *base) {
+    giver *g = ctx;
+    *(volatile char *)base = 1; /* accessible, though it was evicted and poisoned */
+    g->back++;
+}
+
+static void test_given_regions(void) {
+    giver g = {0};
+    neap_options options = plain;
+    options.region_alloc = give;
+    options.region_free = take_back;
+    options.region_ctx = &g;
+    rig r;
+    rig_make(&r, options, false);
+    fill(&r, 700);
+    evict(&r, UINT64_MAX, 0, NEAP_ONLY_ALL);
+    neap_check(r.engine);
+    uint64_t bytes = 0;
+    CHECK(neap_restore(r.engine, &bytes) == 0 && bytes > 0);
+    rig_check_all(&r);
+    evict(&r, UINT64_MAX, 0, NEAP_ONLY_ALL);
+    rig_free(&r);
+    CHECK(g.asked > 1 && g.given == g.asked - 1 && g.back == g.given);
+}
+
 static void test_amounts(void) {
     rig r;
     rig_make(&r, (neap_options){.codec = "q8", .poison = true}, false);
@@ -350,6 +389,7 @@ static void test_request_marks(void) {
 int main(void) {
     test_refusals();
     test_evict_and_back();
+    test_given_regions();
     test_amounts();
     test_keep();
     test_overwrite_needs_no_restore();
