@@ -8,11 +8,13 @@
 #include <time.h>
 
 #include "cli.h"
+#include "clock.h"
 #include "sensor.h"
 #include "turn.h"
 
 #define TAKE_NS 200000000u
 #define TURN_NS 500000000u
+#define RETRY_NS 1000000000u
 
 enum { OPT_JSON = NEAP_OPT_OWN, OPT_ONCE, OPT_DRY_RUN, OPT_ROOT };
 
@@ -182,9 +184,13 @@ static uint64_t held_by_all(const neap_instances *instances) {
 static int look(service *s, uint64_t *ret_look_ns) {
     neap_pressure_signals signals;
     const int err = neap_pressure_sensor_read(s->sensor, &signals);
-    if (err)
+    if (err && s->once)
         return neap_cli_error(NEAP_EXIT_FAILED, "is /proc mounted?", "memory: %s",
                               neap_strerror(err));
+    if (err) { /* a service outlives a bad moment */
+        *ret_look_ns = neap_clock_ns() + RETRY_NS;
+        return NEAP_EXIT_OK;
+    }
     signals.blind = true; /* a service may look: no event comes before memory is nearly out */
     signals.resident_bytes = UINT64_MAX / 2;
     neap_pressure_state before = s->state;

@@ -262,6 +262,9 @@ def service(root, first, env):
             time.sleep(1)
             check(first.requests[seen:] == [], "asked without need", first.requests[seen:])
             expect(["watch", "--root", root], 1, "another neap watch is running", env=env)
+            os.truncate(os.path.join(root, "proc/meminfo"), 0)  # a moment in which nothing is read
+            os.truncate(os.path.join(root, "proc/pressure/memory"), 0)
+            time.sleep(0.5)
             available(root, 700)
             line = json.loads(process.stdout.readline())
             check(line["level"] == "short" and line["instances"][0]["released_bytes"] == 9 * MIB,
