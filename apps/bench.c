@@ -13,8 +13,9 @@ static const struct {
 } benches[] = {
     {"parity", neap_bench_parity, "speed of llama-bench with neap and without"},
     {"ttft", neap_bench_ttft, "time to first token after an eviction, against partial-offload"},
+    {"codec", neap_bench_codec, "size and speed of the codecs on a model's KV cache"},
 };
-static const char *const later[] = {"evict", "attn", "codec", "fidelity", "decode", "multitask"};
+static const char *const later[] = {"evict", "attn", "fidelity", "decode", "multitask"};
 
 const char neap_bench_help[] = "  --model MODEL  a name of neap models or a path\n"
                                "  --reps N       pairs of runs, interleaved (default 5)\n"

@@ -33,6 +33,7 @@ int neap_cmd_demo(int argc, char **argv);
 int neap_cmd_bench(int argc, char **argv);
 int neap_bench_parity(int argc, char **argv);
 int neap_bench_ttft(int argc, char **argv);
+int neap_bench_codec(int argc, char **argv);
 
 /* ---- report.c: errors, tables, numbers ---- */
 

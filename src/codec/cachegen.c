@@ -71,7 +71,7 @@ enum { CG_RICE_MAX = 15, CG_RICE_UNARY = 16, CG_MAX_WEIGHT_CODE = 47 };
 #define CG_TILE_CODED 0x80000000u
 
 /* Step over mean deviation, of keys and of values; see docs/man/neap-bench.1 for what they give. */
-static const float levels_of_plane[2] = {0.5f, 0.75f};
+static const float levels_of_plane[2] = {0.55f, 0.9f};
 
 /* ---- bits ---- */
 

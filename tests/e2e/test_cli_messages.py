@@ -86,7 +86,7 @@ def usage():
     expect([], 2, "which command?")
     expect(["frobnicate"], 2, "neap: frobnicate: unknown command (see neap --help)")
     for later in (["top"], ["watch"], ["profile"], ["train"], ["bench", "evict"],
-                  ["bench", "codec"], ["run", "--attn", "opencl"], ["run", "--kv", "klt:8"],
+                  ["bench", "fidelity"], ["run", "--attn", "opencl"], ["run", "--kv", "klt:8"],
                   ["serve", "--encrypt", "on"], ["serve", "--session", "a"]):
         expect(later, 2, "not in this version")
     expect(["evict"], 2, "how much?")

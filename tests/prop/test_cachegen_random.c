@@ -204,7 +204,7 @@ static void check_tile(const neap_codec_plane *in, const neap_codec_plane *out, 
             m += fabs(value_at(in->type, x, c)) / (c1 - c0);
             top = fmax(top, fabs(value_at(in->type, x, c)));
         }
-        const double step = fmin(d, m) * 1.07 + top * ldexp(2, -digits) + 0x1p-100;
+        const double step = fmin(d, m) * 1.28 + top * ldexp(2, -digits) + 0x1p-100;
         for (uint32_t c = c0; c < c1; c++)
             CHECK(fabs((double)value_at(in->type, x, c) - (double)value_at(in->type, y, c)) <=
                   step);
