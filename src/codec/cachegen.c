@@ -71,7 +71,7 @@ enum { CG_RICE_MAX = 15, CG_RICE_UNARY = 16, CG_MAX_WEIGHT_CODE = 47 };
 #define CG_TILE_CODED 0x80000000u
 
 /* Step over mean deviation, of keys and of values; see docs/man/neap-bench.1 for what they give. */
-static const float levels_of_plane[2] = {0.55f, 0.9f};
+static const float levels_of_plane[2] = {0.5f, 0.9f};
 
 /* ---- bits ---- */
 
@@ -253,11 +253,37 @@ static inline bool next_word(neap_cg_stream *s, uint32_t *inout_state) {
     return true;
 }
 
-static bool decode_row(neap_cg_stream *s, const neap_cg_tile *tile, uint32_t row) {
+uint16_t *neap_cg_scalar_code(const neap_cg_codes *codes, const neap_cg_tile *tile,
+                              uint32_t *ret_lanes) {
+    const neap_cg_model *model = &codes->model;
+    uint16_t *word = (uint16_t *)codes->codes + (size_t)tile->rows * tile->cols;
+    for (uint32_t i = 0; i < NEAP_CG_LANES; i++)
+        ret_lanes[i] = NEAP_CG_STATE_LOW;
+    for (uint32_t r = tile->rows; r-- > 0;) {
+        if (model->shift[r] == NEAP_CG_ROW_RAW) continue;
+        const uint16_t *symbol = (const uint16_t *)codes->codes + (size_t)r * tile->cols;
+        for (uint32_t c = tile->cols; c-- > 0;) {
+            const uint32_t k = model->class_at[c] / NEAP_CG_SLOTS;
+            const uint32_t place = codes->places[k * NEAP_CG_SYMBOLS + symbol[c]];
+            const uint32_t freq = place >> 16, first = place & 0xffff;
+            uint32_t state = ret_lanes[c % NEAP_CG_LANES];
+            if (state >> (32 - NEAP_CG_PROB_BITS) >= freq) {
+                *--word = (uint16_t)state;
+                state >>= 16;
+            }
+            ret_lanes[c % NEAP_CG_LANES] =
+                (state / freq << NEAP_CG_PROB_BITS) + state % freq + first;
+        }
+    }
+    return word;
+}
+
+bool neap_cg_decode_columns(neap_cg_stream *s, const neap_cg_tile *tile, uint32_t row,
+                            uint32_t first) {
     const uint32_t shift = s->model.shift[row];
     const float step = neap_cg_power(s->model.exponent - (int)shift);
     uint8_t *out = tile->data + row * tile->stride;
-    for (uint32_t c = 0; c < tile->cols; c++) {
+    for (uint32_t c = first; c < tile->cols; c++) {
         uint32_t *state = &s->lanes[c % NEAP_CG_LANES];
         const uint32_t entry = s->slots[s->model.class_at[c] + (*state & (NEAP_CG_SLOTS - 1))];
         *state = (entry >> 20) * (*state >> NEAP_CG_PROB_BITS) + (entry >> 8 & 0xfff);
@@ -278,9 +304,11 @@ static bool decode_row(neap_cg_stream *s, const neap_cg_tile *tile, uint32_t row
     return true;
 }
 
-bool neap_cg_scalar_decode(neap_cg_stream *stream, const neap_cg_tile *tile) {
+static bool scalar_decode(neap_cg_stream *stream, const neap_cg_tile *tile) {
     for (uint32_t r = 0; r < tile->rows; r++)
-        if (stream->model.shift[r] != NEAP_CG_ROW_RAW && !decode_row(stream, tile, r)) return false;
+        if (stream->model.shift[r] != NEAP_CG_ROW_RAW &&
+            !neap_cg_decode_columns(stream, tile, r, 0))
+            return false;
     return true;
 }
 
@@ -292,7 +320,8 @@ static const neap_cg_kernel scalar_kernel = {
     .name = "scalar",
     .supported = always,
     .analyse = scalar_analyse,
-    .decode_f16 = neap_cg_scalar_decode,
+    .code = neap_cg_scalar_code,
+    .decode_f16 = scalar_decode,
 };
 
 static const neap_cg_kernel *const kernels[] = {
@@ -362,34 +391,13 @@ static void write_model(bit_writer *w, neap_cg_codes *codes, const neap_cg_tile 
     put_bits(w, 0, 7); /* to a whole byte */
 }
 
-/* Codes the symbols backwards. The words take the place of symbols already coded: each symbol gives
- * one at most. Returns the first of the words, which end where the symbols did. */
-static uint16_t *code_symbols(const neap_cg_codes *codes, const neap_cg_tile *tile,
-                              uint32_t *lanes) {
-    const neap_cg_model *model = &codes->model;
-    uint16_t *word = (uint16_t *)codes->codes + (size_t)tile->rows * tile->cols;
-    uint16_t first[NEAP_CG_CLASSES][NEAP_CG_SYMBOLS];
-    for (uint32_t k = 0; k < model->n_classes; k++)
-        for (uint32_t s = 0, sum = 0; s < NEAP_CG_SYMBOLS; sum += model->freq[k][s++])
-            first[k][s] = (uint16_t)sum;
-    for (uint32_t i = 0; i < NEAP_CG_LANES; i++)
-        lanes[i] = NEAP_CG_STATE_LOW;
-    for (uint32_t r = tile->rows; r-- > 0;) {
-        if (model->shift[r] == NEAP_CG_ROW_RAW) continue;
-        const uint16_t *symbol = (const uint16_t *)codes->codes + (size_t)r * tile->cols;
-        for (uint32_t c = tile->cols; c-- > 0;) {
-            const uint32_t k = model->class_at[c] / NEAP_CG_SLOTS, s = symbol[c];
-            const uint32_t freq = model->freq[k][s];
-            uint32_t state = lanes[c % NEAP_CG_LANES];
-            if (state >= (uint64_t)freq << (32 - NEAP_CG_PROB_BITS)) {
-                *--word = (uint16_t)state;
-                state >>= 16;
-            }
-            lanes[c % NEAP_CG_LANES] =
-                (state / freq << NEAP_CG_PROB_BITS) + state % freq + first[k][s];
+static void find_places(neap_cg_codes *codes) {
+    for (uint32_t k = 0; k < codes->model.n_classes; k++)
+        for (uint32_t s = 0, first = 0; s < NEAP_CG_SYMBOLS; s++) {
+            const uint32_t freq = codes->model.freq[k][s];
+            codes->places[k * NEAP_CG_SYMBOLS + s] = first | freq << 16;
+            first += freq;
         }
-    }
-    return word;
 }
 
 /* The values of a raw row that were rounded. */
@@ -445,7 +453,8 @@ static size_t encode_tile(const neap_cg_kernel *kernel, const neap_cg_tile *tile
     if (w.full || (size_t)(end - w.pos) < n_raw * tile->cols * elem_bytes(tile->type)) return 0;
     const size_t raw_bytes = write_raw_rows(tile, &codes, end);
     uint32_t lanes[NEAP_CG_LANES];
-    const uint16_t *word = code_symbols(&codes, tile, lanes);
+    find_places(&codes);
+    const uint16_t *word = kernel->code(&codes, tile, lanes);
     const size_t word_bytes =
         2 * (size_t)((const uint16_t *)scratch + (size_t)tile->rows * tile->cols - word);
     if ((size_t)(end - w.pos) - raw_bytes <= word_bytes) return 0;
@@ -536,7 +545,7 @@ static bool decode_tile(const neap_cg_kernel *kernel, const neap_cg_tile *tile, 
     memcpy(s.last, s.model.base, sizeof s.last);
     fill_slots(&s);
     const bool whole =
-        tile->type == NEAP_KV_F16 ? kernel->decode_f16(&s, tile) : neap_cg_scalar_decode(&s, tile);
+        tile->type == NEAP_KV_F16 ? kernel->decode_f16(&s, tile) : scalar_decode(&s, tile);
     if (!whole || !lanes_are_done(&s)) return false;
     for (uint32_t i = 0; i < tile->rows; i++) {
         if (s.model.shift[i] != NEAP_CG_ROW_RAW) continue;

@@ -58,6 +58,8 @@ typedef struct neap_cg_codes {
     int row_exponent[NEAP_CG_ROWS]; /* the codes of a row are in steps of 2^this */
     uint32_t row_top[NEAP_CG_ROWS]; /* and have no larger magnitude */
     uint32_t hist[NEAP_CG_CLASSES][NEAP_CG_SYMBOLS];
+    /* Of a symbol: first slot, frequency << 16. */
+    uint32_t places[NEAP_CG_CLASSES * NEAP_CG_SYMBOLS];
     uint8_t *escapes, *escapes_end; /* room for i16 */
     size_t n_escapes;
 } neap_cg_codes;
@@ -67,6 +69,9 @@ typedef struct neap_cg_kernel {
     bool (*supported)(void);
     /* Quantises the tile and finds its model, but for freq. False: not worth coding. */
     bool (*analyse)(const neap_cg_tile *tile, neap_cg_codes *codes);
+    /* Codes the symbols backwards. The words take the place of symbols already coded: each symbol
+     * gives one at most. Returns the first of the words, which end where the symbols did. */
+    uint16_t *(*code)(const neap_cg_codes *codes, const neap_cg_tile *tile, uint32_t *ret_lanes);
     /* Decodes the rows that are not raw into an f16 tile. False: damaged. */
     bool (*decode_f16)(neap_cg_stream *stream, const neap_cg_tile *tile);
 } neap_cg_kernel;
@@ -79,8 +84,12 @@ int neap_cg_encode_with(const neap_cg_kernel *kernel, const neap_codec_chunk *ch
 int neap_cg_decode_with(const neap_cg_kernel *kernel, const void *src, size_t len,
                         const neap_codec_chunk *chunk);
 
-/* The scalar decoder, for every type of element. */
-bool neap_cg_scalar_decode(neap_cg_stream *stream, const neap_cg_tile *tile);
+uint16_t *neap_cg_scalar_code(const neap_cg_codes *codes, const neap_cg_tile *tile,
+                              uint32_t *ret_lanes);
+/* The scalar decoder, for every type of element: columns of a row from first, a multiple of the
+ * lanes, on. */
+bool neap_cg_decode_columns(neap_cg_stream *stream, const neap_cg_tile *tile, uint32_t row,
+                            uint32_t first);
 
 #if defined(__x86_64__)
 extern const neap_cg_kernel neap_cg_avx512, neap_cg_avx2;
