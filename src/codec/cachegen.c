@@ -2,13 +2,16 @@
  *
  * After CacheGen (Liu et al., SIGCOMM 2024): what is stored are differences between neighbouring
  * tokens, quantised, entropy-coded with the statistics of their channels. Three things differ, each
- * because it measured better on real models (docs/man/neap-bench.1, `neap bench codec`):
+ * because it measured better (SmolLM2-135M, Qwen2.5-Coder-0.5B, Gemma3-270M; 2048 tokens of prose,
+ * code and documentation; mean divergence of the next 192 tokens):
  *   - a code is predicted from the channel's mean code and the token before, weighed by what serves
- *     the channel best (0 to 4 quarters); differences to an anchor token cost 0.2 to 0.4 bits more
+ *     the channel best (0 to 4 quarters). Differences to an anchor token, one in ten, cost 0.2 bits
+ *     more than no differences at all, these save 0.4 of the keys' bits and some of the values'
  *   - one step for a whole tile, not one for each channel: channels get the bits they need from the
- *     entropy coder. For the same bits the divergence is lower
+ *     entropy coder (SmolLM2: 0.037 against 0.056, at fewer bits)
  *   - rows (tokens) of small magnitude get a finer step. They are the tokens that the model attends
- *     to most (the first of the text among them), and it is their error that shows
+ *     to most, the first of the text among them, and it is their error that shows (SmolLM2: 0.014
+ *     against 0.039, at the same bits)
  *
  * Format (little-endian)
  *   u32 magic "NCG" 1, u32 n_planes; for each plane u32 n_rows, u32 row_elems, u64 row_bytes,
@@ -70,7 +73,9 @@ enum { CG_HAS_RAW_ROWS = 1, CG_HAS_FINE_ROWS = 2 };
 enum { CG_RICE_MAX = 15, CG_RICE_UNARY = 16, CG_MAX_WEIGHT_CODE = 47 };
 #define CG_TILE_CODED 0x80000000u
 
-/* Step over mean deviation, of keys and of values; see docs/man/neap-bench.1 for what they give. */
+/* Step over mean deviation, of keys and of values. At 0.5 and 0.9 SmolLM2, Qwen and Gemma save 82.1
+ * to 82.4 % of f16 at a divergence of 0.011, 0.010 and 0.017 (q8, which saves 48 %: 0.003, 0.002);
+ * keys above 0.6 are what Qwen does not bear. */
 static const float levels_of_plane[2] = {0.5f, 0.9f};
 
 /* ---- bits ---- */

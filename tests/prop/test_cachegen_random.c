@@ -277,7 +277,7 @@ static void check_growth(neap_codec_chunk *chunk) {
 
 int main(int argc, char **argv) {
     const uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
-    const uint32_t cases = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 0) : 300;
+    const uint32_t cases = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 0) : 150;
     printf("seed %" PRIu64 ", %u cases, kernels:", seed, cases);
     for (size_t k = 0; neap_cg_kernel_at(k); k++)
         printf(" %s", neap_cg_kernel_at(k)->name);
