@@ -627,7 +627,7 @@ static const neap_command command = {
     "\n"
     "  --context N      tokens of the context (default 8192; 4096 with --quick)\n"
     "  --remaining L    shares still in memory, in per cent (default 0,25,50,75,100)\n"
-    "  --codec NAME     q8 (default) or none\n"
+    "  --codec NAME     q8 (default), cachegen or none\n"
     "  --text FILE      text of the context (default: generated)\n"};
 
 static int take_option(bench *b, int code, const char *value) {

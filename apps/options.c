@@ -12,7 +12,8 @@
 
 const char neap_common_help[] =
     "Options of elastic memory (each also an environment variable NEAP_...):\n"
-    "  --codec NAME       how KV chunks are kept in memory: q8 (default), none (exact)\n"
+    "  --codec NAME       how KV chunks are kept in memory: q8 (default: half the size),\n"
+    "                     cachegen (less than a fifth), none (exact)\n"
     "  --swap-dir DIR     folder of the swap file (default: the cache folder's swap)\n"
     "  --swap-limit SIZE  most bytes in the swap file\n"
     "  --keep SIZE        never evict below this\n"

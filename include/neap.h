@@ -58,7 +58,7 @@ typedef uint32_t neap_unit_id;
 /* Zeroed fields mean the default named. */
 typedef struct neap_options {
     const char *program;       /* shown by `neap ps`; default "?" */
-    const char *codec;         /* none | q8; default q8 */
+    const char *codec;         /* none | q8 | cachegen; default q8 */
     const char *policy;        /* hybrid | partial-offload | ...; default hybrid */
     const char *swap_dir;      /* default ${XDG_CACHE_HOME:-~/.cache}/neap/swap */
     uint64_t swap_limit_bytes; /* most bytes in the swap file; default: no limit of our own */

@@ -123,9 +123,9 @@ static inline void transpose_16(const char *rows, size_t stride, uint32_t n_elem
         neap_transpose_16(rows, stride, n_elems, panel);
         return;
     }
-    const __m512i apart = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3,
-                                           1, 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4,
-                                           2, 0);
+    const __m512i apart =
+        _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26, 24,
+                         22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     for (uint32_t r = 0; r < 64; r += 16) {
         for (uint32_t e = 0; e < n_elems; e += 32) {
             __m512i t[16];

@@ -5,7 +5,7 @@
 
 #include "codec_int.h"
 
-static const neap_codec *const codecs[] = {&neap_codec_q8, &neap_codec_none};
+static const neap_codec *const codecs[] = {&neap_codec_q8, &neap_codec_cachegen, &neap_codec_none};
 
 const neap_codec *neap_codec_at(size_t i) {
     return i < sizeof codecs / sizeof codecs[0] ? codecs[i] : NULL;

@@ -33,7 +33,7 @@ typedef struct neap_codec {
     int (*decode)(const void *src, size_t len, const neap_codec_chunk *chunk);
 } neap_codec;
 
-/* "none" or "q8"; NULL when unknown. */
+/* "none", "q8" or "cachegen"; NULL when unknown. */
 const neap_codec *neap_codec_find(const char *name);
 /* The i-th codec, NULL past the end: for help texts, tests and benchmarks. */
 const neap_codec *neap_codec_at(size_t i);

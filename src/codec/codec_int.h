@@ -4,5 +4,5 @@
 
 #include "codec.h"
 
-extern const neap_codec neap_codec_none, neap_codec_q8;
+extern const neap_codec neap_codec_none, neap_codec_q8, neap_codec_cachegen;
 #endif

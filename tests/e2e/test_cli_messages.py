@@ -86,8 +86,8 @@ class Instance(threading.Thread):
 def usage():
     expect([], 2, "which command?")
     expect(["frobnicate"], 2, "neap: frobnicate: unknown command (see neap --help)")
-    for later in (["top"], ["train"], ["bench", "evict"],
-                  ["bench", "codec"], ["run", "--attn", "vulkan"], ["run", "--kv", "klt:8"],
+    for later in (["top"], ["train"], ["bench", "evict"], ["bench", "fidelity"],
+                  ["run", "--attn", "vulkan"], ["run", "--kv", "klt:8"],
                   ["serve", "--encrypt", "on"], ["serve", "--session", "a"]):
         expect(later, 2, "not in this version")
     expect(["evict"], 2, "how much?")
@@ -98,8 +98,8 @@ def usage():
     expect(["evict", "--pid", "-1", "1M"], 2, "--pid -1")
     expect(["evict", "--pid", "1", "--all", "1M"], 2, "exclude each other")
     expect(["stat", "--nonsense"], 2, "--nonsense: unknown option")
-    expect(["run", "--codec", "zip"], 2, "known: q8, none")
-    expect(["run"], 2, "known: q8, none", env={"NEAP_CODEC": "zip"})
+    expect(["run", "--codec", "zip"], 2, "known: q8, cachegen, none")
+    expect(["run"], 2, "known: q8, cachegen, none", env={"NEAP_CODEC": "zip"})
     expect(["run", "--policy", "x"], 2, "hybrid, partial-offload")
     expect(["run", "--swap-limit", "5%"], 2, "not a size")
     expect(["run", "--threads", "0"], 2, "--threads 0")

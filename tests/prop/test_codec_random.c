@@ -1,7 +1,8 @@
-/* test_codec_random.c - both codecs on random chunks, every kernel of this machine against the
- * scalar one, and damaged input. Usage: test_codec_random [SEED [CASES]]; the seed is printed.
- * All buffers are heap blocks of exactly the size the contract allows, so that AddressSanitizer
- * sees a byte read or written beyond; bytes between strided rows are checked here. */
+/* test_codec_random.c - the codecs on random chunks, every q8 kernel of this machine against the
+ * scalar one, and damaged input (cachegen's kernels: test_cachegen_random.c). Usage:
+ * test_codec_random [SEED [CASES]]; the seed is printed. All buffers are heap blocks of exactly the
+ * size the contract allows, so that AddressSanitizer sees a byte read or written beyond; bytes
+ * between strided rows are checked here. */
 #include <inttypes.h>
 #include <string.h>
 #include <time.h>
@@ -273,7 +274,7 @@ static void check_codec(const neap_codec *codec, const neap_q8_kernel *kernel,
     check_gaps(&out);
     if (codec->lossless)
         check_same(in, &out);
-    else
+    else if (codec == neap_codec_find("q8"))
         check_precision(in, &out);
     uint8_t *again = encode(codec, kernel, &out, &again_len);
     CHECK(again_len == len && memcmp(again, coded, len) == 0);

@@ -19,12 +19,13 @@ static neap_codec_chunk f16_chunk(void *data, uint32_t n_rows, uint32_t row_elem
 
 static void test_registry(void) {
     CHECK(neap_codec_find("q8") && !neap_codec_find("q8")->lossless);
+    CHECK(neap_codec_find("cachegen") && !neap_codec_find("cachegen")->lossless);
     CHECK(neap_codec_find("none") && neap_codec_find("none")->lossless);
     CHECK(!neap_codec_find("q9") && !neap_codec_find("") && !neap_codec_find(NULL));
     size_t n = 0;
     for (; neap_codec_at(n); n++)
         CHECK(neap_codec_find(neap_codec_at(n)->name) == neap_codec_at(n));
-    CHECK(n == 2);
+    CHECK(n == 3);
 }
 
 /* Rows of 3 bytes in strides of 5, and a contiguous plane. */

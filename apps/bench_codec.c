@@ -1,0 +1,382 @@
+/* bench_codec.c - `neap bench codec`: how small and how fast the codecs are, on the KV cache of a
+ * real model that has read real text.
+ *
+ * llama-server reads the text and saves its slot; the keys and values of that file are cut into
+ * chunks as the engine does. The file is kept for the next run. Then, on one thread, repetition by
+ * repetition: for each codec memcpy, compress, decompress, over all chunks; so that a noisy machine
+ * disturbs them alike. What is not timed: packing the coded chunks, and the check that coding what
+ * was decoded gives the same bytes again. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "bytes.h"
+#include "clock.h"
+#include "codec.h"
+#include "kv_file.h"
+#include "proc.h"
+#include "server_client.h"
+
+#define DEFAULT_REPS 5
+#define QUICK_CONTEXT 2048
+#define DEFAULT_CONTEXT 4096
+#define CODECS_MAX 8
+/* English prose that every Debian has. */
+#define DEFAULT_TEXT "/usr/share/common-licenses/GPL-3"
+
+typedef struct result {
+    double compress[NEAP_BENCH_REPS_MAX], decompress[NEAP_BENCH_REPS_MAX];
+    double memcpy[NEAP_BENCH_REPS_MAX]; /* all GB/s */
+    uint64_t coded_bytes;
+    bool idempotent, exact;
+    size_t n;
+} result;
+
+typedef struct bench {
+    neap_bench_options options;
+    const char *text_path, *text_label;
+    long context;
+    char *text;
+    neap_kv_file kv;
+    uint8_t *out;                 /* where chunks are decoded to: as large as all of them */
+    neap_codec_chunk *out_chunks; /* the same chunks there */
+    uint8_t *room;                /* for one chunk, of any codec */
+    uint8_t *packed;              /* all coded chunks */
+    size_t cap_packed, *lens;
+    result results[CODECS_MAX];
+} bench;
+
+/* ---- the cache ---- */
+
+static int read_text(bench *b) {
+    const char *path = b->text_path ? b->text_path : DEFAULT_TEXT;
+    FILE *file = fopen(path, "re");
+    b->text_label = path;
+    if (!file && !b->text_path) {
+        neap_cli_warn("%s: %s: the text is generated", path, neap_strerror(-errno));
+        b->text_label = "generated";
+        b->text = neap_text_generate((size_t)b->context);
+        return b->text ? 0 : neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
+    }
+    if (!file) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", path, neap_strerror(-errno));
+    const size_t cap = (size_t)b->context * 16 + 4096;
+    b->text = malloc(cap + 1);
+    if (b->text) b->text[fread(b->text, 1, cap, file)] = '\0';
+    fclose(file);
+    if (!b->text) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
+    return 0;
+}
+
+static int prefill(const bench *b, const char *model_path, const char *folder, const char *name) {
+    const neap_server_options options = {.model_path = model_path,
+                                         .n_ctx = (uint32_t)b->context + 256,
+                                         .threads = neap_option_threads(),
+                                         .codec = "none",
+                                         .slot_dir = folder};
+    neap_server *server = NULL;
+    neap_tokens tokens = {0};
+    neap_answer answer = {0};
+    int status = neap_server_start(&options, &server);
+    if (!status) status = neap_server_tokenize(server, b->text, &tokens);
+    if (!status && tokens.n < (size_t)b->context)
+        status = neap_cli_error(NEAP_EXIT_FAILED, "give a longer --text or a smaller --context",
+                                "text: %zu tokens are less than the context", tokens.n);
+    if (!status) {
+        tokens.n = (size_t)b->context;
+        status = neap_server_complete(server, &tokens, 0, true, &answer);
+    }
+    if (!status) status = neap_server_slot_save(server, name);
+    neap_answer_free(&answer);
+    neap_tokens_free(&tokens);
+    neap_server_stop(server);
+    return status;
+}
+
+/* Loads the cache kept from an earlier run, or has it made. */
+static int load_cache(bench *b, const char *model) {
+    char model_path[NEAP_PATH_MAX], cache[NEAP_PATH_MAX - 64], folder[NEAP_PATH_MAX];
+    char name[128], path[NEAP_PATH_MAX + 128];
+    struct stat info;
+    int status = neap_model_resolve(model, model_path);
+    if (status) return status;
+    int err = neap_cache_dir(cache, sizeof cache);
+    if (!err && stat(model_path, &info) != 0) err = -errno;
+    if (!err) {
+        snprintf(folder, sizeof folder, "%s/bench/", cache);
+        err = neap_make_dirs(folder, 0700);
+    }
+    if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "bench folder: %s", neap_strerror(err));
+    snprintf(name, sizeof name, "kv-%lld-%lld-%ld-%016llx.bin", (long long)info.st_size,
+             (long long)info.st_mtime, b->context,
+             (unsigned long long)neap_checksum(b->text, strlen(b->text)));
+    snprintf(path, sizeof path, "%s%s", folder, name);
+    if (neap_kv_file_load(path, &b->kv) == 0) return 0;
+    status = prefill(b, model_path, folder, name);
+    if (status) return status;
+    err = neap_kv_file_load(path, &b->kv);
+    if (!err) return 0;
+    unlink(path);
+    return neap_cli_error(NEAP_EXIT_FAILED, NULL, "the saved context of %s: %s",
+                          neap_model_label(model), neap_strerror(err));
+}
+
+static size_t bound_of_all(const bench *b, bool packed) {
+    size_t most = 0, sum = 0;
+    for (size_t k = 0; neap_codec_at(k); k++)
+        for (size_t i = 0; i < b->kv.n_chunks; i++) {
+            const size_t bound = neap_codec_at(k)->bound(&b->kv.chunks[i]);
+            most = bound > most ? bound : most;
+        }
+    for (size_t i = 0; i < b->kv.n_chunks; i++)
+        sum += neap_codec_raw_bytes(&b->kv.chunks[i]) + 4096;
+    return packed ? sum : most;
+}
+
+static int make_room(bench *b) {
+    const size_t n = b->kv.n_chunks, cap = bound_of_all(b, false);
+    b->cap_packed = bound_of_all(b, true);
+    b->out = malloc(b->kv.raw_bytes);
+    b->out_chunks = malloc(n * sizeof *b->out_chunks);
+    b->room = malloc(cap);
+    b->packed = malloc(b->cap_packed);
+    b->lens = malloc(n * sizeof *b->lens);
+    if (!b->out || !b->out_chunks || !b->room || !b->packed || !b->lens)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
+    memset(b->out, 0, b->kv.raw_bytes); /* pages come before the clock runs */
+    memset(b->packed, 0, b->cap_packed);
+    memset(b->room, 0, cap);
+    uint8_t *at = b->out;
+    for (size_t i = 0; i < n; i++) {
+        b->out_chunks[i] = b->kv.chunks[i];
+        for (size_t p = 0; p < b->kv.chunks[i].n_planes; p++) {
+            neap_codec_plane *plane = &b->out_chunks[i].planes[p];
+            plane->data = at;
+            at += plane->n_rows * plane->row_bytes;
+        }
+    }
+    return 0;
+}
+
+static void free_model(bench *b) {
+    neap_kv_file_free(&b->kv);
+    free(b->out);
+    free(b->out_chunks);
+    free(b->room);
+    free(b->packed);
+    free(b->lens);
+    b->out = b->room = b->packed = NULL;
+    b->out_chunks = NULL;
+    b->lens = NULL;
+    memset(b->results, 0, sizeof b->results);
+}
+
+/* ---- measuring ---- */
+
+static double gbps(const bench *b, uint64_t ns) {
+    return ns ? (double)b->kv.raw_bytes / (double)ns : 0;
+}
+
+static double copy_all(bench *b) {
+    const uint64_t began = neap_clock_ns();
+    for (size_t i = 0; i < b->kv.n_chunks; i++)
+        for (size_t p = 0; p < b->kv.chunks[i].n_planes; p++) {
+            const neap_codec_plane *from = &b->kv.chunks[i].planes[p];
+            memcpy(b->out_chunks[i].planes[p].data, from->data, from->n_rows * from->row_bytes);
+        }
+    return gbps(b, neap_clock_ns() - began);
+}
+
+static int codec_failed(const neap_codec *codec, const char *what, int err) {
+    return neap_cli_error(NEAP_EXIT_FAILED, NULL, "codec %s: %s: %s", codec->name, what,
+                          neap_strerror(err));
+}
+
+static int compress_all(bench *b, const neap_codec *codec, result *r) {
+    uint64_t ns = 0, total = 0;
+    for (size_t i = 0; i < b->kv.n_chunks; i++) {
+        const size_t cap = codec->bound(&b->kv.chunks[i]);
+        const uint64_t began = neap_clock_ns();
+        const int err = codec->encode(&b->kv.chunks[i], b->room, cap, &b->lens[i]);
+        ns += neap_clock_ns() - began;
+        if (err || b->lens[i] > b->cap_packed - total)
+            return codec_failed(codec, "compressing", err ? err : NEAP_E_BOUND);
+        memcpy(b->packed + total, b->room, b->lens[i]);
+        total += b->lens[i];
+    }
+    r->coded_bytes = total;
+    r->compress[r->n] = gbps(b, ns);
+    return 0;
+}
+
+static int decompress_all(bench *b, const neap_codec *codec, result *r) {
+    const uint8_t *at = b->packed;
+    const uint64_t began = neap_clock_ns();
+    for (size_t i = 0; i < b->kv.n_chunks; at += b->lens[i++]) {
+        const int err = codec->decode(at, b->lens[i], &b->out_chunks[i]);
+        if (err) return codec_failed(codec, "decompressing", err);
+    }
+    r->decompress[r->n] = gbps(b, neap_clock_ns() - began);
+    return 0;
+}
+
+/* Codes what was decoded once more: the same bytes; of an exact codec, what was decoded is what it
+ * had been. */
+static int check(bench *b, const neap_codec *codec, result *r) {
+    const uint8_t *at = b->packed;
+    r->idempotent = r->exact = true;
+    for (size_t i = 0; i < b->kv.n_chunks; at += b->lens[i++]) {
+        size_t len = 0;
+        const int err =
+            codec->encode(&b->out_chunks[i], b->room, codec->bound(&b->out_chunks[i]), &len);
+        if (err) return codec_failed(codec, "compressing again", err);
+        if (len != b->lens[i] || memcmp(b->room, at, len) != 0) r->idempotent = false;
+        for (size_t p = 0; p < b->kv.chunks[i].n_planes; p++) {
+            const neap_codec_plane *from = &b->kv.chunks[i].planes[p];
+            if (memcmp(b->out_chunks[i].planes[p].data, from->data,
+                       from->n_rows * from->row_bytes) != 0)
+                r->exact = false;
+        }
+    }
+    return 0;
+}
+
+static int measure(bench *b, size_t model) {
+    const size_t reps = b->options.reps ? (size_t)b->options.reps : DEFAULT_REPS;
+    int status = 0;
+    for (size_t rep = 0; rep < reps && !status; rep++) {
+        for (size_t k = 0; neap_codec_at(k) && k < CODECS_MAX && !status; k++) {
+            const neap_codec *codec = neap_codec_at(k);
+            result *r = &b->results[k];
+            neap_progress_set(((double)model + (double)rep / (double)reps) /
+                                  (double)b->options.n_models,
+                              codec->name);
+            r->memcpy[r->n] = copy_all(b);
+            status = compress_all(b, codec, r);
+            if (!status) status = decompress_all(b, codec, r);
+            if (!status && rep == 0) status = check(b, codec, r);
+            r->n++;
+        }
+    }
+    return status;
+}
+
+/* ---- report ---- */
+
+static json_t *row_json(const bench *b, const char *model, const neap_codec *codec,
+                        const result *r) {
+    const neap_summary compress = neap_summarise(r->compress, r->n);
+    const neap_summary decompress = neap_summarise(r->decompress, r->n);
+    const neap_summary copy = neap_summarise(r->memcpy, r->n);
+    const double ratio = (double)b->kv.raw_bytes / (double)r->coded_bytes;
+    return json_pack(
+        "{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:b, s:b, s:I, s:I, s:i, s:o, s:o, s:o}", "codec",
+        codec->name, "model", model, "context", (int)b->context, "ratio", ratio, "saved",
+        1 - 1 / ratio, "compress_gbps", compress.median, "decompress_gbps", decompress.median,
+        "memcpy_gbps", copy.median, "idempotent", r->idempotent, "exact", r->exact, "raw_bytes",
+        (json_int_t)b->kv.raw_bytes, "coded_bytes", (json_int_t)r->coded_bytes, "reps", (int)r->n,
+        "compress_gbps_range", neap_summary_json(&compress), "decompress_gbps_range",
+        neap_summary_json(&decompress), "memcpy_gbps_range", neap_summary_json(&copy));
+}
+
+static int report(const bench *b, const char *model, json_t *rows) {
+    int status = 0;
+    for (size_t k = 0; neap_codec_at(k) && k < CODECS_MAX; k++) {
+        const neap_codec *codec = neap_codec_at(k);
+        const result *r = &b->results[k];
+        json_array_append_new(rows, row_json(b, model, codec, r));
+        if (!b->options.as_json)
+            printf("%-20s %-9s %6ld %6.2f %7.1f %% %9.2f %10.2f %8.2f  %s\n", model, codec->name,
+                   b->context, (double)b->kv.raw_bytes / (double)r->coded_bytes,
+                   100 - 100 * (double)r->coded_bytes / (double)b->kv.raw_bytes,
+                   neap_summarise(r->compress, r->n).median,
+                   neap_summarise(r->decompress, r->n).median,
+                   neap_summarise(r->memcpy, r->n).median, r->idempotent ? "yes" : "NO");
+        if (!r->idempotent || (codec->lossless && !r->exact))
+            status = neap_cli_error(NEAP_EXIT_FAILED, NULL,
+                                    "%s, codec %s: a second cycle changed it", model, codec->name);
+    }
+    if (!b->options.as_json) fflush(stdout);
+    return status;
+}
+
+static int run(bench *b) {
+    json_t *rows = json_array();
+    int status = read_text(b);
+    for (size_t i = 0; i < b->options.n_models && !status; i++) {
+        const char *model = b->options.models[i];
+        neap_progress_start("bench codec");
+        status = load_cache(b, model);
+        if (!status) status = make_room(b);
+        if (!status) status = measure(b, i);
+        neap_progress_stop();
+        if (!status && i == 0 && !b->options.as_json)
+            printf("%-20s %-9s %6s %6s %9s %9s %10s %8s  %s\n", "MODEL", "CODEC", "TOKENS", "RATIO",
+                   "SAVED", "COMPRESS", "DECOMPRESS", "MEMCPY", "IDEMPOTENT");
+        if (!status) status = report(b, neap_model_label(model), rows);
+        free_model(b);
+    }
+    if (!b->options.as_json || json_array_size(rows) == 0) {
+        json_decref(rows);
+        return neap_cli_finish(status);
+    }
+    const int printed = neap_cli_print_json(json_pack(
+        "{s:o, s:s, s:o}", "machine", neap_machine_json(), "text", b->text_label, "rows", rows));
+    return status ? status : printed;
+}
+
+/* ---- options ---- */
+
+enum { OPT_CONTEXT = NEAP_OPT_BENCH, OPT_TEXT };
+
+static const neap_command command = {
+    "bench codec",
+    "usage: neap bench codec [OPTIONS]\n"
+    "\n"
+    "Size and speed of every codec on the KV cache of a model that has read a text; one thread.\n"
+    "--model may be given several times; default: all that are fetched.\n"
+    "\n"
+    "  --context N      tokens of the context (default 4096; 2048 with --quick)\n"
+    "  --text FILE      the text (default: " DEFAULT_TEXT ")\n"};
+
+static int take_option(bench *b, int code, const char *value) {
+    switch (code) {
+    case OPT_CONTEXT:
+        return neap_option_number("--context", value, 64, 1000000, &b->context);
+    case OPT_TEXT:
+        b->text_path = value;
+        return 0;
+    default:
+        return neap_bench_option(code, value, &b->options);
+    }
+}
+
+int neap_bench_codec(int argc, char **argv) {
+    static const struct option long_options[] = {NEAP_OPTIONS_BASIC,
+                                                 NEAP_OPTIONS_BENCH,
+                                                 {"context", required_argument, NULL, OPT_CONTEXT},
+                                                 {"text", required_argument, NULL, OPT_TEXT},
+                                                 {0}};
+    bench *b = calloc(1, sizeof *b);
+    if (!b) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
+    int code, status = 0;
+    while (!status && (code = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
+        if (neap_option_basic(&command, code, argv, &status)) {
+            if (code == 'h') fputs(neap_bench_help, stdout);
+            free(b);
+            return neap_cli_finish(status);
+        }
+        status = take_option(b, code, optarg);
+    }
+    if (!status && optind < argc)
+        status = neap_cli_error(NEAP_EXIT_USAGE, "see neap bench codec --help",
+                                "%s: one argument too many", argv[optind]);
+    if (!status) status = neap_bench_default_models(&b->options);
+    if (!b->context) b->context = b->options.quick ? QUICK_CONTEXT : DEFAULT_CONTEXT;
+    if (!status) status = run(b);
+    free(b->text);
+    free(b);
+    return status;
+}

@@ -1,0 +1,184 @@
+/* kv_file.c - see kv_file.h.
+ *
+ * The file: u32 magic "ggsq", u32 version, u32 tokens, the tokens (i32), then one or two caches
+ * (a sliding-window model has two) up to the end of the file. A cache: u32 streams; for each stream
+ * u32 cells and, unless there are none,
+ *   for each cell  i32 position, u32 sequences, the sequences (i32 each)
+ *   u32 whether V is transposed, u32 layers
+ *   for each layer K: i32 type, u64 bytes of a row, the rows
+ *   for each layer V: the same, or transposed: i32 type, u32 bytes of an element, u32 channels, the
+ *                     channels, each of all cells */
+#include "kv_file.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "neap.h"
+
+#define MAGIC 0x67677371u
+#define VERSION 3u
+enum { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_BF16 = 30 }; /* of ggml */
+
+typedef struct cursor {
+    uint8_t *pos, *end;
+    bool failed;
+} cursor;
+
+static uint8_t *take(cursor *c, uint64_t n, uint64_t size) {
+    uint8_t *at = c->pos;
+    if (c->failed || (size && n > (uint64_t)(c->end - c->pos) / size)) {
+        c->failed = true;
+        return NULL;
+    }
+    c->pos += n * size;
+    return at;
+}
+
+static uint32_t take_u32(cursor *c) {
+    uint32_t value = 0;
+    const uint8_t *at = take(c, 1, sizeof value);
+    if (at) memcpy(&value, at, sizeof value);
+    return value;
+}
+
+static uint64_t take_u64(cursor *c) {
+    const uint64_t low = take_u32(c);
+    return low | (uint64_t)take_u32(c) << 32;
+}
+
+static int kv_type(uint32_t type) {
+    return type == TYPE_F16    ? NEAP_KV_F16
+           : type == TYPE_BF16 ? NEAP_KV_BF16
+           : type == TYPE_F32  ? NEAP_KV_F32
+                               : NEAP_KV_OTHER;
+}
+
+/* Keys, or values that are not transposed: a row a cell. */
+static void take_rows(cursor *c, uint32_t n_cells, neap_codec_plane *plane) {
+    const int type = kv_type(take_u32(c));
+    const size_t row = take_u64(c), elem = type == NEAP_KV_F32 ? 4 : type == NEAP_KV_OTHER ? 1 : 2;
+    if (row % elem != 0 || row / elem > UINT32_MAX) c->failed = true;
+    *plane = (neap_codec_plane){.data = take(c, n_cells, row),
+                                .n_rows = n_cells,
+                                .row_elems = (uint32_t)(row / elem),
+                                .row_bytes = row,
+                                .row_stride = row,
+                                .type = type};
+}
+
+static void take_channels(cursor *c, uint32_t n_cells, neap_codec_plane *plane) {
+    const int type = kv_type(take_u32(c));
+    const size_t row = (size_t)take_u32(c) * n_cells;
+    const uint32_t n_channels = take_u32(c);
+    *plane = (neap_codec_plane){.data = take(c, n_channels, row),
+                                .n_rows = n_channels,
+                                .row_elems = n_cells,
+                                .row_bytes = row,
+                                .row_stride = row,
+                                .type = type};
+}
+
+static int add_chunk(neap_kv_file *file, const neap_codec_chunk *chunk) {
+    if (file->n_chunks == file->cap_chunks) {
+        const size_t cap = file->cap_chunks ? 2 * file->cap_chunks : 256;
+        neap_codec_chunk *chunks = realloc(file->chunks, cap * sizeof *chunks);
+        if (!chunks) return -ENOMEM;
+        file->chunks = chunks;
+        file->cap_chunks = cap;
+    }
+    file->chunks[file->n_chunks++] = *chunk;
+    file->raw_bytes += neap_codec_raw_bytes(chunk);
+    return 0;
+}
+
+/* Cuts a layer into chunks, as the engine does. */
+static int add_layer(neap_kv_file *file, const neap_codec_plane planes[2], uint32_t n_cells,
+                     bool transposed) {
+    const uint32_t step = transposed ? n_cells : NEAP_CHUNK_CELLS;
+    int err = 0;
+    for (uint32_t first = 0; first < n_cells && !err; first += step) {
+        neap_codec_chunk chunk = {.n_planes = 2, .planes = {planes[0], planes[1]}};
+        for (size_t i = 0; i < 2 && !transposed; i++) {
+            neap_codec_plane *plane = &chunk.planes[i];
+            plane->data = (uint8_t *)plane->data + first * plane->row_stride;
+            plane->n_rows = n_cells - first < step ? n_cells - first : step;
+        }
+        err = add_chunk(file, &chunk);
+    }
+    return err;
+}
+
+static int take_stream(cursor *c, neap_kv_file *file) {
+    const uint32_t n_cells = take_u32(c);
+    if (n_cells == 0) return 0;
+    for (uint32_t i = 0; i < n_cells && !c->failed; i++) {
+        take_u32(c);
+        take(c, take_u32(c), sizeof(int32_t));
+    }
+    const uint32_t transposed = take_u32(c), n_layers = take_u32(c);
+    if (c->failed || transposed > 1 || n_layers == 0 || n_layers > 4096) return NEAP_E_CORRUPT;
+    neap_codec_plane(*planes)[2] = calloc(n_layers, sizeof *planes);
+    if (!planes) return -ENOMEM;
+    for (uint32_t i = 0; i < n_layers; i++)
+        take_rows(c, n_cells, &planes[i][0]);
+    for (uint32_t i = 0; i < n_layers; i++) {
+        if (transposed)
+            take_channels(c, n_cells, &planes[i][1]);
+        else
+            take_rows(c, n_cells, &planes[i][1]);
+    }
+    int err = c->failed ? NEAP_E_CORRUPT : 0;
+    for (uint32_t i = 0; i < n_layers && !err; i++)
+        err = add_layer(file, planes[i], n_cells, transposed);
+    free(planes);
+    return err;
+}
+
+static int parse(neap_kv_file *file) {
+    cursor c = {.pos = file->bytes, .end = file->bytes + file->n_bytes};
+    const uint32_t magic = take_u32(&c), version = take_u32(&c);
+    if (c.failed || magic != MAGIC) return NEAP_E_CORRUPT;
+    if (version != VERSION) return NEAP_E_VERSION;
+    take(&c, take_u32(&c), sizeof(int32_t));
+    int err = 0;
+    while (!err && !c.failed && c.pos < c.end) {
+        const uint32_t n_streams = take_u32(&c);
+        for (uint32_t s = 0; s < n_streams && !err && !c.failed; s++)
+            err = take_stream(&c, file);
+    }
+    return err ? err : c.failed || file->n_chunks == 0 ? NEAP_E_CORRUPT : 0;
+}
+
+static int read_all(const char *path, neap_kv_file *file) {
+    FILE *stream = fopen(path, "rbe");
+    if (!stream) return -errno;
+    int err = fseek(stream, 0, SEEK_END) == 0 ? 0 : -errno;
+    const long size = err ? 0 : ftell(stream);
+    if (size > 0) file->bytes = malloc((size_t)size);
+    rewind(stream);
+    if (size > 0 && !file->bytes) err = -ENOMEM;
+    if (!err) file->n_bytes = file->bytes ? fread(file->bytes, 1, (size_t)size, stream) : 0;
+    if (!err && file->n_bytes != (size_t)size) err = -EIO;
+    fclose(stream);
+    return err;
+}
+
+int neap_kv_file_load(const char *path, neap_kv_file *ret_file) {
+    neap_kv_file file = {0};
+    int err = read_all(path, &file);
+    if (!err) err = parse(&file);
+    if (err)
+        neap_kv_file_free(&file);
+    else
+        *ret_file = file;
+    return err;
+}
+
+void neap_kv_file_free(neap_kv_file *file) {
+    free(file->bytes);
+    free(file->chunks);
+    *file = (neap_kv_file){0};
+}

@@ -1,0 +1,24 @@
+/* kv_file.h - the KV cache in a slot file of llama-server (llama.cpp's sequence state, version 3),
+ * as the chunks that codecs code.
+ * Errors     0 or negative (neap.h): NEAP_E_CORRUPT for what is not such a file, or one of a model
+ *            whose state holds more than keys and values.
+ * Ownership  the chunks point into the file's bytes and go with it. */
+#ifndef NEAP_APPS_KV_FILE_H
+#define NEAP_APPS_KV_FILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "codec.h"
+
+typedef struct neap_kv_file {
+    uint8_t *bytes;
+    size_t n_bytes;
+    neap_codec_chunk *chunks; /* K and V of 256 cells of a layer; all cells where V is transposed */
+    size_t n_chunks, cap_chunks;
+    uint64_t raw_bytes; /* of all chunks */
+} neap_kv_file;
+
+int neap_kv_file_load(const char *path, neap_kv_file *ret_file);
+void neap_kv_file_free(neap_kv_file *file); /* takes a zeroed one */
+#endif
