@@ -66,7 +66,7 @@ def fidelity(work):
 
 def evictions(work, model, slots):
     name = f"{model}, {slots} slots"
-    prompts = [s.prose(1000 + i, 420 + 60 * i) for i in range(slots)]
+    prompts = [s.prose(1000 + i, 1150 - 60 * i) for i in range(slots)]
     with s.Server(work, model, slots=slots, ctx=1536,
                   env=environment(work, "opencl")) as server:
         def answers():
@@ -75,8 +75,9 @@ def evictions(work, model, slots):
         answers()
         resident = answers()
         s.check_equal(answers(), resident, f"{name}: resident answers differ among themselves")
-        for share in (50, 100):
-            s.check(server.evict(f"{share}%")["released_bytes"] > 0, f"{name}: nothing released")
+        for share, only in ((50, None), (100, None), (100, "kv")):
+            s.check(server.evict(f"{share}%", only)["released_bytes"] > 0,
+                    f"{name}: nothing released of {only or 'all'}")
             s.check(server.evicted_units() > 0, f"{name}: no unit evicted at {share} %")
             s.check_equal(answers(), resident, f"{name}: another answer after evicting {share} %")
         s.check_equal(server.stat()["counters"]["errors"], 0, f"{name}: errors counted")

@@ -213,22 +213,18 @@ static size_t lay_out(const neap_attn_shape *shape, const attend_args *a, uint32
     return used;
 }
 
-/* [lock] */
-static int reserve_scratch(neap_opencl *cl, size_t bytes) {
-    if (bytes <= cl->scratch_cap) {
-        return 0;
+/* NULL: no memory. [lock] */
+static char *reserve_scratch(neap_opencl *cl, size_t bytes) {
+    if (bytes > cl->scratch_cap) {
+        if (cl->scratch != NULL) {
+            cl->api.SVMFree(cl->context, cl->scratch);
+        }
+        cl->scratch_cap = bytes + bytes / 4;
+        cl->scratch = cl->api.SVMAlloc(
+            cl->context, CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER, cl->scratch_cap, 0);
+        cl->scratch_cap = cl->scratch != NULL ? cl->scratch_cap : 0;
     }
-    if (cl->scratch != NULL) {
-        cl->api.SVMFree(cl->context, cl->scratch);
-    }
-    cl->scratch_cap = 0;
-    cl->scratch = cl->api.SVMAlloc(cl->context, CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER,
-                                   bytes + bytes / 4, 0);
-    if (cl->scratch == NULL) {
-        return -ENOMEM;
-    }
-    cl->scratch_cap = bytes + bytes / 4;
-    return 0;
+    return cl->scratch;
 }
 
 /* half: f16, scaled down, else f32. */
@@ -360,27 +356,30 @@ static cl_int launch(const neap_opencl *cl, const neap_cl_variant *variant, cons
     return err == CL_SUCCESS ? finished : err;
 }
 
-int neap_opencl_attn(neap_opencl *cl, const neap_attn_shape *shape) {
+/* [lock] */
+static int compute(neap_opencl *cl, const neap_cl_variant *variant, const neap_attn_shape *shape) {
     staged s = {0};
+    const attend_args a = args_of(shape, variant->rows);
+    char *scratch = reserve_scratch(cl, lay_out(shape, &a, variant->rows, NULL, &s));
+    if (scratch == NULL) {
+        return -ENOMEM;
+    }
+    lay_out(shape, &a, variant->rows, scratch, &s);
+    stage(shape, &a, cl->uses_half, &s);
+    cl_int failed = launch(cl, variant, &a, &s);
+    if (failed != CL_SUCCESS) {
+        neap_log(NEAP_LOG_WARN, "OpenCL: %s: error %d", cl->name, failed);
+        cl->broken = true;
+        return -EIO;
+    }
+    take_results(shape, &a, s.results);
+    return 0;
+}
+
+int neap_opencl_attn(neap_opencl *cl, const neap_attn_shape *shape) {
     pthread_mutex_lock(&cl->lock);
     const neap_cl_variant *variant = variant_of(cl, shape);
-    int err = variant != NULL && !cl->broken ? 0 : -EIO;
-    if (err == 0) {
-        const attend_args a = args_of(shape, variant->rows);
-        err = reserve_scratch(cl, lay_out(shape, &a, variant->rows, NULL, &s));
-        if (err == 0) {
-            lay_out(shape, &a, variant->rows, cl->scratch, &s);
-            stage(shape, &a, cl->uses_half, &s);
-            cl_int failed = launch(cl, variant, &a, &s);
-            if (failed == CL_SUCCESS) {
-                take_results(shape, &a, s.results);
-            } else {
-                neap_log(NEAP_LOG_WARN, "OpenCL: %s: error %d", cl->name, failed);
-                cl->broken = true;
-                err = -EIO;
-            }
-        }
-    }
+    int err = variant != NULL && !cl->broken ? compute(cl, variant, shape) : -EIO;
     pthread_mutex_unlock(&cl->lock);
     return err;
 }

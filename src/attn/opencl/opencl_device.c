@@ -3,11 +3,12 @@
  * How memory is shared. A kernel that follows an array of chunk pointers needs pointers that mean
  * the same on both sides, and restores write into some chunks while a kernel reads others: that is
  * fine-grained SVM. Where the device has it for the whole process (CL_DEVICE_SVM_FINE_GRAIN_SYSTEM)
- * our own mappings serve as they are. PoCL 3.1 has it for buffers only, so there a region comes
- * from clSVMAlloc: more than asked for, of which the aligned inside is used. Eviction gives pages
- * of it back with madvise as it does elsewhere; a device whose memory does not go along with that
- * is not used (probed at open). Buffers over host memory (CL_MEM_USE_HOST_PTR) would need no
- * allocation, but have no pointers, and host and device must not be in one at the same time. */
+ * our own mappings serve as they are (Intel's runtime for CPUs). PoCL 3.1 has it for buffers only,
+ * so there a region comes from clSVMAlloc: more than asked for, of which the aligned inside is
+ * used. Eviction gives pages of it back with madvise as it does elsewhere; a device whose memory
+ * does not go along with that is not used (probed at open). Buffers over host memory
+ * (CL_MEM_USE_HOST_PTR) would need no allocation, but have no pointers, and host and device must
+ * not be in one at the same time. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>

@@ -34,7 +34,7 @@
     X(SVMFree)
 
 typedef struct neap_cl_api {
-#define X(name) __typeof__(cl##name) *name;
+#define X(name) __typeof__(cl##name) *(name);
     NEAP_CL_FUNCTIONS(X)
 #undef X
 } neap_cl_api;
