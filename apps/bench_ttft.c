@@ -1,7 +1,9 @@
 /* bench_ttft.c - `neap bench ttft`: time to the first token after an eviction, neap's policy
  * against the paper's baseline.
  *
- * Two servers run side by side, one a policy, with the same context of P tokens. A measurement:
+ * Servers run side by side, one a policy, with the same context of P tokens. The baseline runs
+ * twice: with the attention that neap's policy has, which is what the time that an eviction adds is
+ * compared with, and with llama.cpp's own, as in the paper. A measurement:
  *   1. reset   load the context again, so that no copy of it is left on storage by an earlier
  *              eviction, then the prefix and one other token: what an earlier request added is gone
  *   2. evict   down to the remaining share wanted
@@ -37,8 +39,9 @@
 #define EVICT_TRIES 8
 #define MATCH_POINTS 3.0
 
-enum { BASELINE, NEAP, N_POLICIES };
-static const char *const policy_names[N_POLICIES] = {"partial-offload", "hybrid"};
+#define SIDES_MAX 10
+
+enum { BASELINE, STOCK, NEAP }; /* sides; from NEAP on the policies compared */
 
 /* All measurements of one policy at one level. */
 typedef struct series {
@@ -51,6 +54,7 @@ typedef struct series {
 } series;
 
 typedef struct side {
+    const char *policy, *attn; /* attn NULL: as in the environment */
     neap_server *server;
     int32_t unrounded[ANSWER_TOKENS]; /* the answer before anything was evicted */
     int32_t reference[ANSWER_TOKENS]; /* the answer that every later cycle must give */
@@ -68,7 +72,8 @@ typedef struct bench {
     size_t n_levels;
     char model_path[NEAP_PATH_MAX], slot_dir[NEAP_PATH_MAX], slot_name[128];
     neap_tokens prefix_reset, prefix_new; /* prefix + 1 other token; prefix + 8 new tokens */
-    side sides[N_POLICIES];
+    side sides[SIDES_MAX];
+    size_t n_sides;
     neap_device_rate rate;
 } bench;
 
@@ -391,12 +396,13 @@ static int settle(bench *b, side *s, bool exact) {
 static int start_servers(bench *b) {
     neap_progress_start("starting");
     int status = 0;
-    for (size_t i = 0; i < N_POLICIES && !status; i++) {
+    for (size_t i = 0; i < b->n_sides && !status; i++) {
         const neap_server_options options = {.model_path = b->model_path,
                                              .n_ctx = (uint32_t)b->context + 512,
                                              .threads = neap_option_threads(),
                                              .codec = b->codec,
-                                             .policy = policy_names[i],
+                                             .policy = b->sides[i].policy,
+                                             .attn = b->sides[i].attn,
                                              .slot_dir = b->slot_dir};
         status = neap_server_start(&options, &b->sides[i].server);
     }
@@ -409,10 +415,10 @@ static int prepare(bench *b) {
     if (!status) status = make_prompts(b);
     if (!status) status = name_slot(b);
     neap_progress_start("reading the context");
-    for (size_t i = 0; i < N_POLICIES && !status; i++)
+    for (size_t i = 0; i < b->n_sides && !status; i++)
         status = fill(b, &b->sides[i]);
-    for (size_t i = 0; i < N_POLICIES && !status; i++)
-        status = settle(b, &b->sides[i], is_exact(b, policy_names[i]));
+    for (size_t i = 0; i < b->n_sides && !status; i++)
+        status = settle(b, &b->sides[i], is_exact(b, b->sides[i].policy));
     neap_progress_stop();
     return status;
 }
@@ -425,12 +431,12 @@ static int measure_all(bench *b) {
         for (size_t level = 0; level < b->n_levels && !status; level++) {
             neap_progress_set((double)(rep * b->n_levels + level) / (double)(reps * b->n_levels),
                               NULL);
-            for (size_t half = 0; half < N_POLICIES && !status; half++) {
+            for (size_t turn = 0; turn < b->n_sides && !status; turn++) {
                 /* How far the baseline goes is known from the first repetition on. */
-                const size_t policy = rep % 2 ? N_POLICIES - 1 - half : half;
+                const size_t policy = rep % 2 ? b->n_sides - 1 - turn : turn;
                 double share = b->levels[level];
                 const double baseline = b->sides[BASELINE].levels[level].remaining;
-                if (policy == NEAP && share < 1 && baseline < share) share = baseline;
+                if (policy != BASELINE && share < 1 && baseline < share) share = baseline;
                 status = measure(b, &b->sides[policy], level, share);
             }
         }
@@ -441,11 +447,12 @@ static int measure_all(bench *b) {
 
 /* ---- report ---- */
 
-/* Level 0 is the resident one. */
+/* Level 0 is the resident one. added: what the eviction adds, against the same attention. */
 static neap_summary paired_ratio(const bench *b, size_t level, size_t policy, bool added) {
     double ratios[NEAP_BENCH_REPS_MAX];
     size_t n = 0;
-    const series *mine = &b->sides[policy].levels[level], *base = &b->sides[BASELINE].levels[level];
+    const series *mine = &b->sides[policy].levels[level],
+                 *base = &b->sides[added ? BASELINE : STOCK].levels[level];
     const series *mine_resident = &b->sides[policy].levels[0];
     const series *base_resident = &b->sides[BASELINE].levels[0];
     const double mine_sub =
@@ -487,16 +494,17 @@ static json_t *row_json(const bench *b, size_t level, size_t policy) {
     const bool matched = fabs(e->remaining - b->levels[level]) * 100 <= MATCH_POINTS;
     json_t *row = json_pack(
         "{s:i, s:f, s:f, s:b, s:s, s:s, s:i, s:o, s:o, s:{s:I, s:I}, s:f, s:f, s:o, s:f, s:f, "
-        "s:f, s:b}",
+        "s:f, s:b, s:s}",
         "context", (int)b->context, "remaining", b->levels[level], "remaining_measured",
-        e->remaining, "remaining_matched", matched, "policy", policy_names[policy], "codec",
+        e->remaining, "remaining_matched", matched, "policy", b->sides[policy].policy, "codec",
         b->codec, "reps", (int)e->n, "ttft_ms", neap_summary_json(&ttft), "phase_ms",
         phases_json(e), "bytes", "storage", (json_int_t)median(e->storage_bytes, e->n), "memory",
         (json_int_t)median(e->memory_bytes, e->n), "bound_ms", bound_ms(b, level, policy),
         "ratio_to_partial_offload", ratio.median, "ratio_to_partial_offload_range",
         neap_summary_json(&ratio), "ratio_to_resident",
         resident_ms > 0 ? ttft.median / resident_ms : 0, "cpu_s", median(e->cpu_s, e->n),
-        "top1_agreement", e->agreement, "output_identical", e->identical);
+        "top1_agreement", e->agreement, "output_identical", e->identical, "attn",
+        b->sides[policy].attn ? b->sides[policy].attn : "auto");
     if (row)
         json_object_set_new(row, "added_ratio_to_partial_offload",
                             level && added.n ? json_real(added.median) : json_null());
@@ -507,24 +515,28 @@ static const char *model_label(const bench *b) {
     return neap_model_label(b->options.n_models ? b->options.models[0] : NULL);
 }
 
+static void side_name(const side *s, char name[48]) {
+    snprintf(name, 48, "%s%s%s", s->policy, s->attn ? " " : "", s->attn ? s->attn : "");
+}
+
 static void print_table(const bench *b) {
     printf("%s, context of %ld tokens, %d new ones, codec %s\n", model_label(b), b->context,
            NEW_TOKENS, b->codec);
-    printf("%9s  %-16s %24s %10s %10s %9s %9s  %s\n", "REMAINING", "POLICY", "TTFT ms (min to max)",
+    printf("%9s  %-22s %24s %10s %10s %9s %9s  %s\n", "REMAINING", "POLICY", "TTFT ms (min to max)",
            "STORAGE", "MEMORY", "RATIO", "ADDED", "OUTPUT");
     for (size_t level = 0; level < b->n_levels; level++) {
-        for (size_t i = 0; i < N_POLICIES; i++) {
-            const size_t policy = N_POLICIES - 1 - i;
+        for (size_t i = 0; i < b->n_sides; i++) {
+            const size_t policy = b->n_sides - 1 - i;
             const series *e = &b->sides[policy].levels[level];
             const neap_summary ttft = neap_summarise(e->ttft_ms, e->n);
             const neap_summary ratio = paired_ratio(b, level, policy, false);
             const neap_summary added = paired_ratio(b, level, policy, true);
-            char range[64], added_text[16] = "-";
+            char range[64], added_text[16] = "-", name[48];
+            side_name(&b->sides[policy], name);
             snprintf(range, sizeof range, "%.0f (%.0f to %.0f)", ttft.median, ttft.min, ttft.max);
             if (level && added.n) snprintf(added_text, sizeof added_text, "%.2f", added.median);
-            printf("%7.0f %%  %-16s %24s %10s %10s %9.2f %9s  %s\n", e->remaining * 100,
-                   policy_names[policy], range,
-                   neap_cli_size((uint64_t)median(e->storage_bytes, e->n)),
+            printf("%7.0f %%  %-22s %24s %10s %10s %9.2f %9s  %s\n", e->remaining * 100, name,
+                   range, neap_cli_size((uint64_t)median(e->storage_bytes, e->n)),
                    neap_cli_size((uint64_t)median(e->memory_bytes, e->n)), ratio.median, added_text,
                    e->identical ? "identical" : "DIFFERS");
         }
@@ -534,16 +546,16 @@ static void print_table(const bench *b) {
 static int report(const bench *b, json_t *rows) {
     int status = 0;
     for (size_t level = 0; level < b->n_levels; level++) {
-        for (size_t policy = 0; policy < N_POLICIES; policy++) {
+        for (size_t policy = 0; policy < b->n_sides; policy++) {
             const series *e = &b->sides[policy].levels[level];
             json_array_append_new(rows, row_json(b, level, policy));
             if (fabs(e->remaining - b->levels[level]) * 100 > MATCH_POINTS)
-                neap_cli_warn("%s: %.0f %% remaining instead of %.0f %%", policy_names[policy],
+                neap_cli_warn("%s: %.0f %% remaining instead of %.0f %%", b->sides[policy].policy,
                               e->remaining * 100, b->levels[level] * 100);
             if (!e->identical)
                 status = neap_cli_error(NEAP_EXIT_FAILED, NULL,
                                         "%s at %.0f %% remaining: the answer changed",
-                                        policy_names[policy], b->levels[level] * 100);
+                                        b->sides[policy].policy, b->levels[level] * 100);
         }
     }
     if (!b->options.as_json) print_table(b);
@@ -551,7 +563,7 @@ static int report(const bench *b, json_t *rows) {
 }
 
 static void free_bench(bench *b) {
-    for (size_t i = 0; i < N_POLICIES; i++) {
+    for (size_t i = 0; i < b->n_sides; i++) {
         const side *s = &b->sides[i];
         if (!s->server) continue;
         char name[192], path[NEAP_PATH_MAX + 192];
@@ -594,6 +606,14 @@ static int run(bench *b) {
 
 enum { OPT_CONTEXT = NEAP_OPT_BENCH, OPT_REMAINING, OPT_TEXT };
 
+static int add_side(bench *b, const char *policy, const char *attn) {
+    if (b->n_sides == SIDES_MAX)
+        return neap_cli_error(NEAP_EXIT_USAGE, NULL, "--policy: more than %d", SIDES_MAX - NEAP);
+    if (!neap_policy_find(policy)) return neap_option_policy(policy); /* says which there are */
+    b->sides[b->n_sides++] = (side){.policy = policy, .attn = attn};
+    return 0;
+}
+
 static int compare_down(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x < y) - (x > y);
@@ -621,12 +641,14 @@ static const neap_command command = {
     "bench ttft",
     "usage: neap bench ttft [OPTIONS]\n"
     "\n"
-    "Fills a context in two servers, gives memory back, and measures the time to the first token "
-    "of\n"
-    "the next request: neap's policy against partial-offload, in turns.\n"
+    "Fills a context in several servers, gives memory back, and measures the time to the first\n"
+    "token of the next request: neap's policy against partial-offload, with neap's attention and\n"
+    "with llama.cpp's (ggml), in turns. RATIO is to partial-offload with llama.cpp's attention,\n"
+    "ADDED that of what an eviction adds, with the same attention.\n"
     "\n"
     "  --context N      tokens of the context (default 8192; 4096 with --quick)\n"
     "  --remaining L    shares still in memory, in per cent (default 0,25,50,75,100)\n"
+    "  --policy NAME    what to compare with partial-offload (default hybrid); may be given again\n"
     "  --codec NAME     q8 (default), cachegen or none\n"
     "  --text FILE      text of the context (default: generated)\n"};
 
@@ -639,6 +661,8 @@ static int take_option(bench *b, int code, const char *value) {
     case OPT_TEXT:
         b->text_path = value;
         return 0;
+    case NEAP_OPT_POLICY:
+        return add_side(b, value, NULL);
     case NEAP_OPT_CODEC:
         b->codec = value;
         return neap_option_codec(value);
@@ -654,12 +678,15 @@ int neap_bench_ttft(int argc, char **argv) {
         {"context", required_argument, NULL, OPT_CONTEXT},
         {"remaining", required_argument, NULL, OPT_REMAINING},
         {"codec", required_argument, NULL, NEAP_OPT_CODEC},
+        {"policy", required_argument, NULL, NEAP_OPT_POLICY},
         {"text", required_argument, NULL, OPT_TEXT},
         {0}};
     bench *b = calloc(1, sizeof *b);
     if (!b) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
     b->codec = "q8";
     int code, status = parse_levels(b, "0,25,50,75,100");
+    if (!status) status = add_side(b, "partial-offload", NULL);
+    if (!status) status = add_side(b, "partial-offload", "ggml");
     while (!status && (code = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
         const bool done = neap_option_basic(&command, code, argv, &status);
         if (done && code == 'h') fputs(neap_bench_help, stdout);
@@ -674,6 +701,7 @@ int neap_bench_ttft(int argc, char **argv) {
                                 "%s: one argument too many",
                                 optind < argc ? argv[optind] : b->options.models[1]);
     if (!b->context) b->context = b->options.quick ? QUICK_CONTEXT : DEFAULT_CONTEXT;
+    if (!status && b->n_sides == NEAP) status = add_side(b, "hybrid", NULL);
     if (!status) status = run(b);
     free_bench(b);
     return status;

@@ -90,6 +90,7 @@ static void become_server(const neap_server_options *options, const neap_server 
     dup2(server->log_fd, STDERR_FILENO);
     set_or_leave("NEAP_CODEC", options->codec);
     set_or_leave("NEAP_POLICY", options->policy);
+    set_or_leave("NEAP_ATTN", options->attn);
 
     char program[NEAP_PATH_MAX], port[16], n_ctx[16], threads[16];
     neap_path_program("llama-server", program);

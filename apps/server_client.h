@@ -18,6 +18,7 @@ typedef struct neap_server_options {
     int threads;          /* 0: the server's default */
     const char *codec;    /* NULL: as in the environment */
     const char *policy;   /* NULL: as in the environment */
+    const char *attn;     /* the same */
     const char *slot_dir; /* folder of saved slots; NULL: none are saved */
 } neap_server_options;
 
