@@ -19,7 +19,8 @@
 
 #define DEFAULT_REPS 5
 #define THREADS_MAX 64
-enum { N_TESTS = 3, N_VARIANTS = 3, KERNEL_RUNS = 7 };
+enum { N_TESTS = 3, N_VARIANTS = 3, KERNEL_RUNS = 7, FEW_TOKENS = 8 };
+#define UNCACHED_BYTES (160u << 20)
 enum { NEAP, FA_ON, FA_OFF };
 
 static const neap_speed_test tests[N_TESTS] = {{"tg16", 0, 16}, {"pp8", 8, 0}, {"pp512", 512, 0}};
@@ -80,10 +81,11 @@ static double stream_rate(const void *data, size_t bytes) {
 }
 
 typedef struct kernel_data {
-    uint16_t *kv; /* K, then V */
+    uint16_t *kv; /* [n_layers] K, then V */
     float *q, *out;
     uint16_t *mask;
-    const void **k_chunks, **v_chunks;
+    const void **k_chunks, **v_chunks; /* [n_layers][n_chunks] */
+    size_t n_layers, n_chunks;
     void *scratch, *state;
 } kernel_data;
 
@@ -98,20 +100,25 @@ static size_t padded(size_t bytes) {
     return (bytes + 63) / 64 * 64;
 }
 
-/* One layer, causal mask over the last tokens. 0 or -ENOMEM. */
+/* With few tokens as many layers as a processor's cache does not hold, for a model reads each once
+ * a token. Causal mask over the last tokens. 0 or -ENOMEM. */
 static int make_data(const attn_case *shape, uint32_t n_tokens, uint32_t n_cells,
                      uint32_t n_threads, kernel_data *d, neap_attn_shape *ret_shape) {
     const size_t cell = (size_t)shape->n_kv_heads * shape->elems, n = (size_t)n_cells * cell;
     const size_t row = (size_t)shape->n_heads * shape->elems, n_chunks = (n_cells + 255) / 256;
-    d->kv = aligned_alloc(64, padded(2 * n * 2));
+    const size_t n_layers =
+        n_tokens > FEW_TOKENS || 4 * n > UNCACHED_BYTES ? 1 : UNCACHED_BYTES / (4 * n);
+    d->n_layers = n_layers;
+    d->n_chunks = n_chunks;
+    d->kv = aligned_alloc(64, padded(n_layers * 2 * n * 2));
     d->q = malloc(n_tokens * row * sizeof *d->q);
     d->out = malloc(n_tokens * row * sizeof *d->out);
     d->mask = calloc((size_t)n_tokens * n_cells, sizeof *d->mask);
-    d->k_chunks = malloc(n_chunks * sizeof *d->k_chunks);
-    d->v_chunks = malloc(n_chunks * sizeof *d->v_chunks);
+    d->k_chunks = malloc(n_layers * n_chunks * sizeof *d->k_chunks);
+    d->v_chunks = malloc(n_layers * n_chunks * sizeof *d->v_chunks);
     if (!d->kv || !d->q || !d->out || !d->mask || !d->k_chunks || !d->v_chunks) return -ENOMEM;
     uint32_t state = 1;
-    for (size_t i = 0; i < 2 * n; i++) {
+    for (size_t i = 0; i < n_layers * 2 * n; i++) {
         state = state * 1664525u + 1013904223u;
         d->kv[i] = neap_f16_of_f32((float)(state >> 8) * 0x1p-23f - 1.0f);
     }
@@ -120,9 +127,9 @@ static int make_data(const attn_case *shape, uint32_t n_tokens, uint32_t n_cells
     for (size_t t = 0; t < n_tokens; t++)
         for (size_t c = n_cells - n_tokens + t + 1; c < n_cells; c++)
             d->mask[t * n_cells + c] = 0xfc00;
-    for (size_t c = 0; c < n_chunks; c++) {
-        d->k_chunks[c] = d->kv + c * 256 * cell;
-        d->v_chunks[c] = d->kv + n + c * 256 * cell;
+    for (size_t i = 0; i < n_layers * n_chunks; i++) {
+        d->k_chunks[i] = d->kv + i / n_chunks * 2 * n + i % n_chunks * 256 * cell;
+        d->v_chunks[i] = (const uint16_t *)d->k_chunks[i] + n;
     }
     neap_attn_plane plane = {.type = NEAP_ATTN_F16,
                              .head_elems = shape->elems,
@@ -146,9 +153,21 @@ static int make_data(const attn_case *shape, uint32_t n_tokens, uint32_t n_cells
     return d->scratch && d->state ? 0 : -ENOMEM;
 }
 
+/* Milliseconds of a layer. */
+static double time_layers(const kernel_data *d, neap_attn_shape *problem, uint32_t n_threads) {
+    static neap_attn job;
+    uint64_t ns = 0;
+    for (size_t layer = 0; layer < d->n_layers; layer++) {
+        problem->k.chunks = d->k_chunks + layer * d->n_chunks;
+        problem->v.chunks = d->v_chunks + layer * d->n_chunks;
+        neap_attn_plan(&job, problem, n_threads, d->scratch, d->state);
+        ns += time_job(&job, n_threads);
+    }
+    return (double)ns / 1e6 / (double)d->n_layers;
+}
+
 static int kernel_row(const attn_case *shape, uint32_t n_tokens, uint32_t n_cells,
                       uint32_t n_threads, bool as_json, json_t *rows) {
-    static neap_attn job;
     kernel_data data = {0};
     neap_attn_shape problem;
     int err = make_data(shape, n_tokens, n_cells, n_threads, &data, &problem);
@@ -159,12 +178,10 @@ static int kernel_row(const attn_case *shape, uint32_t n_tokens, uint32_t n_cell
     const size_t bytes = 4 * (size_t)n_cells * shape->n_kv_heads * shape->elems;
     double one[KERNEL_RUNS], all[KERNEL_RUNS], share[KERNEL_RUNS], stream[KERNEL_RUNS];
     for (size_t i = 0; i < KERNEL_RUNS; i++) {
-        stream[i] = stream_rate(data.kv, bytes);
-        neap_attn_plan(&job, &problem, 1, data.scratch, data.state);
-        one[i] = (double)time_job(&job, 1) / 1e6;
+        stream[i] = stream_rate(data.kv, bytes * data.n_layers);
+        one[i] = time_layers(&data, &problem, 1);
         share[i] = (double)bytes / (one[i] * 1e-3) / stream[i];
-        neap_attn_plan(&job, &problem, n_threads, data.scratch, data.state);
-        all[i] = (double)time_job(&job, n_threads) / 1e6;
+        all[i] = time_layers(&data, &problem, n_threads);
     }
     free_data(&data);
     const neap_summary one_ms = neap_summarise(one, KERNEL_RUNS);
