@@ -162,6 +162,8 @@ int neap_path_tool(const char *name, char path[NEAP_PATH_MAX]);
 /* Puts GGML_BACKEND_PATH and LLAMA_ARG_DEVICE into the environment unless the user has set them.
  * 0, or the status of the error printed. */
 int neap_path_load_backend(void);
+/* Takes them out again, and what else was set there: the environment of a program without neap. */
+void neap_path_leave_backend(void);
 
 /* ---- instances.c: running instances, by their control sockets ---- */
 

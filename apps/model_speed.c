@@ -21,10 +21,7 @@ static void become_bench(const neap_speed_run *run, int fd, int log_fd, pid_t pa
     if (getppid() != parent) _exit(1);
     dup2(fd, STDOUT_FILENO);
     if (log_fd >= 0) dup2(log_fd, STDERR_FILENO);
-    if (!run->with_neap) {
-        unsetenv("GGML_BACKEND_PATH");
-        unsetenv("LLAMA_ARG_DEVICE");
-    }
+    if (!run->with_neap) neap_path_leave_backend();
     char program[NEAP_PATH_MAX], threads[16];
     neap_path_program("llama-bench", program);
     snprintf(threads, sizeof threads, "%d", neap_option_threads());
