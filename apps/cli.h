@@ -129,8 +129,8 @@ int neap_option_common(int code, const char *value);
 int neap_option_codec(const char *value); /* 0 or the status of the error printed */
 int neap_option_policy(const char *value);
 int neap_option_attn(const char *value);
-/* Checks NEAP_CODEC, NEAP_POLICY and NEAP_ATTN as the user's environment has them, in the same way.
- */
+/* Takes the same options from the user's environment (NEAP_CODEC, ...), after those of the command
+ * line, which go before. 0, or a usage error that has been printed. */
 int neap_option_environment(void);
 /* Number of threads asked for by --threads; 0: not asked. */
 int neap_option_threads(void);

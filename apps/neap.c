@@ -20,7 +20,7 @@ static const struct {
     {"stat", neap_cmd_stat, "show what an instance holds and what it did"},
     {"profile", neap_cmd_profile, "measure what this device can do, and keep it"},
     {"watch", neap_cmd_watch, "give memory of every instance back when memory gets short"},
-    {"bench", neap_cmd_bench, "measure: parity, ttft"},
+    {"bench", neap_cmd_bench, "measure: parity, attn, ttft, codec"},
     {"demo", neap_cmd_demo, NULL},
 };
 

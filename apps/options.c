@@ -130,16 +130,6 @@ static int accept_only(const char *option, const char *value, const char *first,
     return neap_cli_error(NEAP_EXIT_USAGE, remedy, "%s %s: not in this version", option, value);
 }
 
-int neap_option_environment(void) {
-    const char *codec = getenv("NEAP_CODEC"), *policy = getenv("NEAP_POLICY");
-    const char *attn = getenv("NEAP_ATTN");
-    int status = 0;
-    if (codec && *codec) status = neap_option_codec(codec);
-    if (!status && policy && *policy) status = neap_option_policy(policy);
-    if (!status && attn && *attn) status = neap_option_attn(attn);
-    return status;
-}
-
 int neap_option_common(int code, const char *value) {
     long number = 0;
     int status;
@@ -176,4 +166,30 @@ int neap_option_common(int code, const char *value) {
     default:
         return neap_cli_error(NEAP_EXIT_USAGE, NULL, "option %d: unknown", code);
     }
+}
+
+int neap_option_environment(void) {
+    static const struct {
+        const char *variable;
+        int code;
+    } known[] = {
+        {"NEAP_CODEC", NEAP_OPT_CODEC},
+        {"NEAP_POLICY", NEAP_OPT_POLICY},
+        {"NEAP_SWAP_LIMIT", NEAP_OPT_SWAP_LIMIT},
+        {"NEAP_KEEP", NEAP_OPT_KEEP},
+        {"NEAP_ATTN", NEAP_OPT_ATTN},
+        {"NEAP_PRESSURE", NEAP_OPT_PRESSURE},
+        {"NEAP_THREADS", NEAP_OPT_THREADS},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        const char *value = getenv(known[i].variable);
+        /* The option has been taken already, and goes before the variable. */
+        if (!value || !*value || (known[i].code == NEAP_OPT_THREADS && threads != 0)) continue;
+        const int status = neap_option_common(known[i].code, value);
+        if (status) {
+            neap_cli_warn("the environment variable %s says so", known[i].variable);
+            return status;
+        }
+    }
+    return 0;
 }
