@@ -299,8 +299,8 @@ static int whole_rows(const neap_bench_options *options, long context, json_t *r
         char path[NEAP_PATH_MAX];
         const char *model = neap_model_label(options->models[i]);
         results *r = calloc(1, sizeof *r);
-        status = r ? neap_model_resolve(options->models[i], path)
-                   : neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
+        if (!r) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
+        status = neap_model_resolve(options->models[i], path);
         neap_progress_start("bench attn");
         if (!status) status = measure(path, depth, reps, r);
         neap_progress_stop();
