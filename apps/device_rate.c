@@ -9,13 +9,13 @@
 #include "clock.h"
 #include "codec.h"
 #include "file.h"
+#include "measure.h"
 #include "neap.h"
 
 #define READ_MAX (256u << 20)
 #define PIECE (1u << 20)
 #define DEPTH 16u
 #define DECODE_NS 300000000ull
-#define ROW_ELEMS 512u
 
 static double per_second(uint64_t bytes, uint64_t ns) {
     return ns ? (double)bytes * 1e9 / (double)ns : 0;
@@ -48,32 +48,17 @@ out:
     return rate;
 }
 
-/* Normal-looking f16 values: random mantissa and sign, exponents near 1. */
-static void fill_f16(uint16_t *values, size_t n) {
-    uint32_t state = 1;
-    for (size_t i = 0; i < n; i++) {
-        state = state * 1664525u + 1013904223u;
-        values[i] = (uint16_t)((state >> 16 & 0x83ff) | ((11 + (state >> 10 & 3)) << 10));
-    }
-}
-
 /* One core's rate times the cores: what restoring in parallel could reach. */
 static double decode_rate(const char *name) {
     const neap_codec *codec = neap_codec_find(name);
-    const size_t n = (size_t)NEAP_CHUNK_CELLS * ROW_ELEMS;
+    const size_t n = (size_t)NEAP_CHUNK_CELLS * NEAP_MEASURE_ROW_ELEMS;
     uint16_t *values = malloc(n * sizeof *values);
     void *bytes = NULL;
     double rate = 0;
     size_t len = 0;
-    const neap_codec_chunk chunk = {.n_planes = 1,
-                                    .planes = {{.data = values,
-                                                .n_rows = NEAP_CHUNK_CELLS,
-                                                .row_elems = ROW_ELEMS,
-                                                .row_bytes = ROW_ELEMS * 2,
-                                                .row_stride = ROW_ELEMS * 2,
-                                                .type = NEAP_KV_F16}}};
+    const neap_codec_chunk chunk = neap_measure_chunk(values);
     if (!codec || !values) goto out;
-    fill_f16(values, n);
+    neap_measure_fill(values, n);
     bytes = malloc(codec->bound(&chunk));
     if (!bytes || codec->encode(&chunk, bytes, codec->bound(&chunk), &len) != 0) goto out;
     const uint64_t began = neap_clock_ns();

@@ -18,7 +18,6 @@
 enum { MAX_ROUNDS = 5 };
 #define MIB ((uint64_t)1 << 20)
 #define HUGE ((size_t)2 << 20)
-#define ROW_ELEMS 512u /* of the chunks that are decoded: K or V of 8 heads of 64 */
 
 neap_measure_plan neap_measure_plan_make(const char *folder, bool quick, uint32_t n_threads) {
     neap_measure_plan plan = {
@@ -116,7 +115,7 @@ int neap_measure_reads(const neap_measure_plan *plan, neap_profile *profile) {
 /* ---- decoding ---- */
 
 /* One thread's chunks: more bytes than its caches hold, as in a restore. */
-enum { CHUNK_ELEMS = NEAP_CHUNK_CELLS * ROW_ELEMS, N_CHUNKS = 64 };
+enum { CHUNK_ELEMS = NEAP_CHUNK_CELLS * NEAP_MEASURE_ROW_ELEMS, N_CHUNKS = 64 };
 
 typedef struct gate {
     pthread_mutex_t lock;
@@ -136,18 +135,17 @@ typedef struct decoder {
     int err;
 } decoder;
 
-static neap_codec_chunk chunk_of(uint16_t *values) {
+neap_codec_chunk neap_measure_chunk(uint16_t *values) {
     return (neap_codec_chunk){.n_planes = 1,
                               .planes = {{.data = values,
                                           .n_rows = NEAP_CHUNK_CELLS,
-                                          .row_elems = ROW_ELEMS,
-                                          .row_bytes = ROW_ELEMS * 2,
-                                          .row_stride = ROW_ELEMS * 2,
+                                          .row_elems = NEAP_MEASURE_ROW_ELEMS,
+                                          .row_bytes = NEAP_MEASURE_ROW_ELEMS * 2,
+                                          .row_stride = NEAP_MEASURE_ROW_ELEMS * 2,
                                           .type = NEAP_KV_F16}}};
 }
 
-/* Normal-looking f16 values: random mantissa and sign, exponents near 1. */
-static void fill_f16(uint16_t *values, size_t n) {
+void neap_measure_fill(uint16_t *values, size_t n) {
     uint32_t state = 1;
     for (size_t i = 0; i < n; i++) {
         state = state * 1664525u + 1013904223u;
@@ -159,14 +157,14 @@ static int decoder_init(decoder *d, const neap_codec *codec) {
     d->codec = codec;
     d->values = malloc((size_t)N_CHUNKS * CHUNK_ELEMS * sizeof *d->values);
     if (!d->values) return -ENOMEM;
-    fill_f16(d->values, (size_t)N_CHUNKS * CHUNK_ELEMS);
-    const neap_codec_chunk first = chunk_of(d->values);
+    neap_measure_fill(d->values, (size_t)N_CHUNKS * CHUNK_ELEMS);
+    const neap_codec_chunk first = neap_measure_chunk(d->values);
     d->bound = codec->bound(&first);
     d->bytes = malloc(N_CHUNKS * d->bound);
     if (!d->bytes) return -ENOMEM;
     int err = 0;
     for (size_t i = 0; i < N_CHUNKS && !err; i++) {
-        const neap_codec_chunk chunk = chunk_of(d->values + i * CHUNK_ELEMS);
+        const neap_codec_chunk chunk = neap_measure_chunk(d->values + i * CHUNK_ELEMS);
         err = codec->encode(&chunk, d->bytes + i * d->bound, d->bound, &d->lens[i]);
     }
     return err;
@@ -187,7 +185,7 @@ static void *decode_main(void *ctx) {
     d->decoded_bytes = 0;
     for (size_t i = 0; !d->err && !atomic_load(&d->gate->stop); i++) {
         const size_t at = i % N_CHUNKS;
-        const neap_codec_chunk chunk = chunk_of(d->values + at * CHUNK_ELEMS);
+        const neap_codec_chunk chunk = neap_measure_chunk(d->values + at * CHUNK_ELEMS);
         d->err = d->codec->decode(d->bytes + at * d->bound, d->lens[at], &chunk);
         d->decoded_bytes += CHUNK_ELEMS * sizeof *d->values;
     }

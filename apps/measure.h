@@ -5,6 +5,7 @@
 #define NEAP_APPS_MEASURE_H
 
 #include "cli.h"
+#include "codec.h"
 #include "profile.h"
 
 typedef struct neap_measure_plan {
@@ -21,4 +22,10 @@ neap_measure_plan neap_measure_plan_make(const char *folder, bool quick, uint32_
 int neap_measure_reads(const neap_measure_plan *plan, neap_profile *profile);
 int neap_measure_decoding(const neap_measure_plan *plan, neap_profile *profile);
 int neap_measure_touching(const neap_measure_plan *plan, neap_profile *profile);
+
+/* The chunk that decoding is measured on: one plane of f16, K or V of 8 heads of 64. */
+#define NEAP_MEASURE_ROW_ELEMS 512u
+neap_codec_chunk neap_measure_chunk(uint16_t *values);
+/* Normal-looking f16 values: random mantissa and sign, exponents near 1. */
+void neap_measure_fill(uint16_t *values, size_t n);
 #endif
