@@ -261,6 +261,17 @@ NEAP_API int neap_restore(neap_engine *engine, uint64_t *ret_bytes);
 NEAP_API void neap_attention_count(neap_engine *engine, const char *kernel, uint64_t n_ours,
                                    uint64_t n_host);
 
+/* What one attention took by the host's kernel and by ours. The times of a kind (a text of at most
+ * 127 bytes that tells kinds apart) are kept with the device profile, where there is one: recall
+ * gives false when they are not known. */
+typedef struct neap_attention_times {
+    uint64_t host_ns, our_ns;
+} neap_attention_times;
+NEAP_API bool neap_attention_recall(neap_engine *engine, const char *kind,
+                                    neap_attention_times *ret_times);
+NEAP_API void neap_attention_keep(neap_engine *engine, const char *kind,
+                                  const neap_attention_times *times);
+
 typedef enum neap_stage {
     NEAP_STAGE_NONE,
     NEAP_STAGE_KVONLY,
