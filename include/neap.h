@@ -256,6 +256,10 @@ NEAP_API int neap_trim(neap_engine *engine, int level);
  * -ECANCELED when an eviction came in between. */
 NEAP_API int neap_restore(neap_engine *engine, uint64_t *ret_bytes);
 
+/* False when an attention is to begin only when all chunks of its layer are back (a policy that
+ * shows what beginning earlier gains). */
+NEAP_API bool neap_waits_within_layers(const neap_engine *engine);
+
 /* Counts attention operations for neap_stat: those of our kernels (named) and those that the host
  * computed. */
 NEAP_API void neap_attention_count(neap_engine *engine, const char *kernel, uint64_t n_ours,

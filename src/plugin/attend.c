@@ -325,7 +325,8 @@ static void plan_node(neap_attend *attend, const struct ggml_tensor *node, atten
     }
     shape.k.chunks = chunk_list(attend, node->src[1]);
     shape.v.chunks = chunk_list(attend, node->src[2]);
-    if (a->layer != NULL && !attend->now->all_resident) {
+    if (a->layer != NULL && !attend->now->all_resident &&
+        neap_waits_within_layers(neap_plugin_engine())) {
         shape.ready = chunk_ready;
         shape.wait = chunk_wait;
         shape.ctx = a;
