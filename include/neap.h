@@ -256,10 +256,25 @@ NEAP_API int neap_trim(neap_engine *engine, int level);
  * -ECANCELED when an eviction came in between. */
 NEAP_API int neap_restore(neap_engine *engine, uint64_t *ret_bytes);
 
+/* False when an attention is to begin only when all chunks of its layer are back (a policy that
+ * shows what beginning earlier gains). */
+NEAP_API bool neap_waits_within_layers(const neap_engine *engine);
+
 /* Counts attention operations for neap_stat: those of our kernels (named) and those that the host
  * computed. */
 NEAP_API void neap_attention_count(neap_engine *engine, const char *kernel, uint64_t n_ours,
                                    uint64_t n_host);
+
+/* What one attention took by the host's kernel and by ours. The times of a kind (a text of at most
+ * 127 bytes that tells kinds apart) are kept with the device profile, where there is one: recall
+ * gives false when they are not known. */
+typedef struct neap_attention_times {
+    uint64_t host_ns, our_ns;
+} neap_attention_times;
+NEAP_API bool neap_attention_recall(neap_engine *engine, const char *kind,
+                                    neap_attention_times *ret_times);
+NEAP_API void neap_attention_keep(neap_engine *engine, const char *kind,
+                                  const neap_attention_times *times);
 
 typedef enum neap_stage {
     NEAP_STAGE_NONE,

@@ -87,6 +87,10 @@ int neap_wait(neap_engine *engine, neap_unit_id id) {
     return err;
 }
 
+bool neap_waits_within_layers(const neap_engine *engine) {
+    return !engine->policy->whole_layers;
+}
+
 /* ---- sequential restoration (policies without overlap, or no threads to be had) ---- */
 
 /* Commits all pages, then loads all, on the calling thread; units keep their errors. [L] */

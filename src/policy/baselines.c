@@ -3,7 +3,10 @@
  *                     to storage; a request waits for all of them
  *   memory-only, storage-only   hybrid's stages with all chunks on one path
  *   forward-out, random-out     hybrid's placement in another order (section 4.4); the random one
- *                               is a fixed hash of the unit's id */
+ *                               is a fixed hash of the unit's id
+ *   random-out-layers           the same, and an attention waits for all chunks of its layer, as in
+ *                               the paper: some chunks of every layer being away, what beginning on
+ *                               those that are there gains */
 #include <stdlib.h>
 
 #include "policy_int.h"
@@ -74,6 +77,13 @@ const neap_policy neap_policy_forward_out = {
 const neap_policy neap_policy_random_out = {
     .name = "random-out",
     .overlap = true,
+    .plan = plan_random_out,
+};
+
+const neap_policy neap_policy_random_out_layers = {
+    .name = "random-out-layers",
+    .overlap = true,
+    .whole_layers = true,
     .plan = plan_random_out,
 };
 

@@ -49,6 +49,7 @@ typedef struct neap_policy {
     const char *name;
     bool overlap;       /* compute starts while units are still on their way */
     bool clean_storage; /* KV goes to storage uncompressed */
+    bool whole_layers;  /* an attention begins when all chunks of its layer are back */
     /* Fills steps (room for 2 * n) in the order of execution until their expected release reaches
      * the target or nothing is left; returns their number and the stage reached. */
     size_t (*plan)(const neap_policy_input *input, neap_step *steps, neap_stage *ret_stage);

@@ -25,5 +25,6 @@ typedef struct neap_order_context {
 int neap_order_compare(const void *a, const void *b, void *context);
 
 extern const neap_policy neap_policy_hybrid, neap_policy_partial_offload, neap_policy_forward_out,
-    neap_policy_random_out, neap_policy_memory_only, neap_policy_storage_only;
+    neap_policy_random_out, neap_policy_random_out_layers, neap_policy_memory_only,
+    neap_policy_storage_only;
 #endif
