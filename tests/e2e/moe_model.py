@@ -1,4 +1,7 @@
-"""moe_model.py - writes a small random mixture-of-experts model (qwen3moe) as GGUF.
+"""moe_model.py - writes a small random mixture-of-experts model as GGUF.
+
+Of an architecture that has its experts plain (qwen3moe), with biases (gpt-oss), or gate and up in
+one tensor (granite_swa).
 
 Weights are random and scaled so that values neither vanish nor grow from layer to layer: the text
 is nonsense, but it depends on every token before it, and tokens route to different experts. The
@@ -13,8 +16,8 @@ import struct
 LAYERS, EXPERTS, USED = 4, 16, 2
 EMBED, FEED, HEADS, KV_HEADS, HEAD = 256, 512, 4, 2, 64
 
-U32, F32, STRING, ARRAY = 4, 6, 8, 9
-FIXED_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, U32: 4, 5: 4, F32: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+U32, F32, BOOL, STRING, ARRAY = 4, 6, 7, 8, 9
+FIXED_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, U32: 4, 5: 4, F32: 4, BOOL: 1, 10: 8, 11: 8, 12: 8}
 
 
 # ---- the tokenizer of another file ----
@@ -93,7 +96,7 @@ def f32_bytes(values):
     return array.array("f", values).tobytes()
 
 
-def tensors(kind, n_tokens):
+def tensors(arch, kind, n_tokens):
     """(name, dimensions, type, function that makes the bytes)"""
     def matrix(name, *dims, std=None):
         number, make = KINDS[kind]
@@ -103,24 +106,41 @@ def tensors(kind, n_tokens):
     def ones(name, n):
         return name, (n,), 0, lambda rng: f32_bytes([1] * n)
 
+    def normal(name, *dims):
+        return name, dims, 0, lambda rng: f32_bytes(rng.gauss(0, 1 / 8)
+                                                    for _ in range(math.prod(dims)))
+
     yield matrix("token_embd.weight", EMBED, n_tokens, std=1)
     yield matrix("output.weight", EMBED, n_tokens)
     yield ones("output_norm.weight", EMBED)
     for layer in range(LAYERS):
         block = f"blk.{layer}."
         yield ones(block + "attn_norm.weight", EMBED)
-        yield ones(block + "attn_q_norm.weight", HEAD)
-        yield ones(block + "attn_k_norm.weight", HEAD)
         yield matrix(block + "attn_q.weight", EMBED, HEADS * HEAD)
         yield matrix(block + "attn_k.weight", EMBED, KV_HEADS * HEAD)
         yield matrix(block + "attn_v.weight", EMBED, KV_HEADS * HEAD)
         yield matrix(block + "attn_output.weight", HEADS * HEAD, EMBED)
-        yield ones(block + "ffn_norm.weight", EMBED)
-        yield (block + "ffn_gate_inp.weight", (EMBED, EXPERTS), 0,
-               lambda rng: f32_bytes(rng.gauss(0, 1 / 8) for _ in range(EMBED * EXPERTS)))
-        yield matrix(block + "ffn_gate_exps.weight", EMBED, FEED, EXPERTS)
-        yield matrix(block + "ffn_up_exps.weight", EMBED, FEED, EXPERTS)
+        yield normal(block + "ffn_gate_inp.weight", EMBED, EXPERTS)
         yield matrix(block + "ffn_down_exps.weight", FEED, EMBED, EXPERTS, std=3 / math.sqrt(FEED))
+        if arch == "granite_swa":
+            yield matrix(block + "ffn_gate_up_exps.weight", EMBED, 2 * FEED, EXPERTS)
+        else:
+            yield matrix(block + "ffn_gate_exps.weight", EMBED, FEED, EXPERTS)
+            yield matrix(block + "ffn_up_exps.weight", EMBED, FEED, EXPERTS)
+        if arch == "qwen3moe":
+            yield ones(block + "attn_q_norm.weight", HEAD)
+            yield ones(block + "attn_k_norm.weight", HEAD)
+        else:
+            yield normal(block + "attn_sinks.weight", HEADS)
+        if arch == "gpt-oss":
+            yield ones(block + "post_attention_norm.weight", EMBED)
+            yield normal(block + "attn_output.bias", EMBED)
+            yield normal(block + "ffn_gate_inp.bias", EXPERTS)
+            yield normal(block + "ffn_gate_exps.bias", FEED, EXPERTS)
+            yield normal(block + "ffn_up_exps.bias", FEED, EXPERTS)
+            yield normal(block + "ffn_down_exps.bias", EMBED, EXPERTS)
+        else:
+            yield ones(block + "ffn_norm.weight", EMBED)
 
 
 # ---- the file ----
@@ -129,26 +149,37 @@ def string(text):
     return struct.pack("<Q", len(text)) + text.encode()
 
 
-def write(path, tokenizer_of, kind="f16", alignment=32):
+def settings(arch):
+    out = {"block_count": LAYERS, "context_length": 4096, "embedding_length": EMBED,
+           "feed_forward_length": FEED, "attention.head_count": HEADS,
+           "attention.head_count_kv": KV_HEADS, "attention.key_length": HEAD,
+           "attention.value_length": HEAD, "attention.layer_norm_rms_epsilon": 1e-6,
+           "rope.freq_base": 10000.0, "expert_count": EXPERTS, "expert_used_count": USED,
+           "expert_feed_forward_length": FEED}
+    if arch != "qwen3moe":
+        out["attention.sliding_window"] = 128
+    if arch == "granite_swa":
+        out.update({"attention.sliding_window_pattern": [i % 2 == 0 for i in range(LAYERS)],
+                    "logit_scale": 1.0})
+    return out
+
+
+def value(of):
+    if isinstance(of, list):
+        return struct.pack("<IIQ", ARRAY, BOOL, len(of)) + bytes(of)
+    return struct.pack("<If", F32, of) if isinstance(of, float) else struct.pack("<II", U32, of)
+
+
+def write(path, tokenizer_of, arch="qwen3moe", kind="f16", alignment=32):
     """A model whose matrices are of this kind (f16, q4_0, q8_0)."""
     rng = random.Random(4)
     pairs, n_tokens = read_tokenizer(tokenizer_of)
-    arch = "qwen3moe"
     pairs.append(string("general.architecture") + struct.pack("<I", STRING) + string(arch))
-    pairs.append(string("general.alignment") + struct.pack("<II", U32, alignment))
-    for key, value in {
-            "block_count": LAYERS, "context_length": 4096, "embedding_length": EMBED,
-            "feed_forward_length": FEED, "attention.head_count": HEADS,
-            "attention.head_count_kv": KV_HEADS, "attention.key_length": HEAD,
-            "attention.value_length": HEAD, "attention.layer_norm_rms_epsilon": 1e-6,
-            "rope.freq_base": 10000.0, "expert_count": EXPERTS, "expert_used_count": USED,
-            "expert_feed_forward_length": FEED}.items():
-        packed = struct.pack("<If", F32, value) if isinstance(value, float) else \
-            struct.pack("<II", U32, value)
-        pairs.append(string(f"{arch}.{key}") + packed)
+    pairs.append(string("general.alignment") + value(alignment))
+    pairs += [string(f"{arch}.{key}") + value(of) for key, of in settings(arch).items()]
 
     infos, blobs, offset = [], [], 0
-    for name, dims, number, make in tensors(kind, n_tokens):
+    for name, dims, number, make in tensors(arch, kind, n_tokens):
         data = make(rng)
         infos.append(string(name) + struct.pack("<I", len(dims))
                      + struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", number, offset))

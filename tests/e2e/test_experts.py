@@ -64,11 +64,13 @@ def body(work):
     s.say(f"NEAP_TEST_SEED={seed}, {ROUNDS} rounds")
     rng = random.Random(seed)
     # With experts that begin and end with a page, nothing of an evicted one is left to be read.
-    for kind, alignment, policy, swap_limit in (("f16", 4096, "hybrid", None),
-                                                ("q8_0", 32, "partial-offload", None),
-                                                ("q4_0", 32, "hybrid", None),
-                                                ("q4_0", 32, "hybrid", "64K")):
-        model = moe.write(os.path.join(work, "moe.gguf"), s.model_path(s.SMOLLM2), kind, alignment)
+    for arch, kind, alignment, policy, swap_limit in (
+            ("qwen3moe", "f16", 4096, "hybrid", None),
+            ("qwen3moe", "q4_0", 32, "hybrid", None),
+            ("gpt-oss", "q4_0", 32, "hybrid", "64K"),
+            ("granite_swa", "q8_0", 32, "partial-offload", None)):
+        model = moe.write(os.path.join(work, "moe.gguf"), s.model_path(s.SMOLLM2), arch, kind,
+                          alignment)
         requests = plan_requests(rng)
         with s.Server(work, model, backend=False) as server:
             expected = [server.tokens(prompt, n) for prompt, n in requests]
@@ -83,7 +85,7 @@ def body(work):
             stat = server.stat()
             s.check_equal(stat["units"]["lost"], 0, "lost")
             s.check(swap_limit or stat["counters"]["errors"] == 0, f"errors: {stat['counters']}")
-        s.say(f"{kind}, {policy}, swap limit {swap_limit}: {ROUNDS} rounds identical")
+        s.say(f"{arch}, {kind}, {policy}, swap limit {swap_limit}: {ROUNDS} rounds identical")
 
 
 s.main(body)
