@@ -129,7 +129,8 @@ typedef struct neap_weight_extent {
     void *rebuild_ctx;
 } neap_weight_extent;
 
-/* Registers one layer's weights as a unit; the bytes are in place already and never change.
+/* Registers one layer's weights, or a part of them that may be needed alone (an expert), as a unit;
+ * the bytes are in place already and never change.
  * Each extent is released by whole pages inside it; a page it shares with other bytes stays.
  * layer: order of need, 0 first (embedding -1, output after the last).
  * Remembers size, mtime and inode of the files, and a checksum of every extent; restoring verifies

@@ -41,8 +41,9 @@ typedef struct neap_weight {
     bool in_place; /* lies at its file offset modulo pages: may be read back directly */
     bool viewed;   /* has views: must not move */
     bool filled;
+    size_t n_experts;    /* units[e] holds expert e; 0: every unit is needed to read it */
     neap_unit_id *units; /* its layer's unit, or several for one large tensor */
-    size_t n_units;      /* 0: always resident */
+    size_t n_units;      /* what lies beyond them is always resident */
 } neap_weight;
 
 /* One cache tensor (cache_k_l7, cache_v_l7). */
