@@ -67,6 +67,11 @@ static void push_access(backend_context *ctx, access entry) {
     ctx->accesses[ctx->n_accesses++] = entry;
 }
 
+/* Whether what reads the unit has to say so. */
+static bool is_listed(neap_unit_id unit) {
+    return neap_tracks_use(neap_plugin_engine()) || !neap_unit_resident(neap_plugin_engine(), unit);
+}
+
 typedef struct visit_context {
     backend_context *backend;
     int node;
@@ -81,7 +86,7 @@ static int push_read(neap_layer_cache *layer, uint32_t stream, uint32_t first, u
     for (uint32_t chunk = first / NEAP_CHUNK_CELLS; chunk <= (first + n - 1) / NEAP_CHUNK_CELLS;
          chunk++) {
         neap_unit_id unit = neap_kv_unit(layer->kv, stream, chunk);
-        if (unit != last && !neap_unit_resident(neap_plugin_engine(), unit) &&
+        if (unit != last && is_listed(unit) &&
             (!inside || neap_attend_reads(attend, visit->node, stream, chunk))) {
             push_access(visit->backend, (access){.node = visit->node,
                                                  .inside = inside,
@@ -218,7 +223,7 @@ static void collect_reads(backend_context *ctx, int at, const struct ggml_tensor
         if (buffer->role == NEAP_ROLE_WEIGHTS) {
             const neap_weight *weight = neap_weights_find(buffer, src->data);
             for (size_t u = 0; weight != NULL && u < weight->n_units; u++) {
-                if (!neap_unit_resident(neap_plugin_engine(), weight->units[u])) {
+                if (is_listed(weight->units[u])) {
                     push_access(ctx, (access){.node = at, .unit = weight->units[u]});
                 }
             }
@@ -465,7 +470,8 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend, struct ggm
         return GGML_STATUS_FAILED;
     }
     neap_use_begin(engine, NEAP_USE_COMPUTE);
-    bool all_resident = neap_all_resident(engine);
+    /* A policy that goes by use wants to know what the graph needs anyway. */
+    bool all_resident = neap_all_resident(engine) && !neap_tracks_use(engine);
     const neap_attend_job job = {
         .cpu = ctx->cpu, .n_threads = ctx->n_threads, .all_resident = all_resident};
     err = neap_attend_plan(ctx->attend, graph, &job);
