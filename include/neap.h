@@ -204,9 +204,13 @@ NEAP_API bool neap_all_resident(const neap_engine *engine);
 /* True when this unit is resident (or empty). */
 NEAP_API bool neap_unit_resident(const neap_engine *engine, neap_unit_id unit);
 
+/* True when the policy goes by use (lru): then neap_need wants to know every unit that a graph
+ * needs, resident ones too. */
+NEAP_API bool neap_tracks_use(const neap_engine *engine);
+
 /* Within a use: starts restoring the units named, first needed first; resident ones are skipped.
- * Returns at once. Later calls append. Under the policy partial-offload it returns only when all
- * of them are back (the paper's baseline does not overlap). */
+ * Returns at once. Later calls append. Under a policy without overlap (partial-offload, mz-no,
+ * mz-ar) it returns only when all of them are back. */
 NEAP_API int neap_need(neap_engine *engine, const neap_unit_id *units, size_t n);
 /* Within a use: blocks until the unit is resident, starting its restore if nobody did.
  * Fails: NEAP_E_LOST, NEAP_E_CHANGED, NEAP_E_CORRUPT, -EIO ...: the unit's content is not there. */
@@ -319,6 +323,7 @@ typedef struct neap_stat {
     uint64_t evictions, restores, bytes_evicted, bytes_restored_storage, bytes_restored_memory;
     uint64_t wait_ns, errors;
     uint64_t ttft_ns, restore_ns;
+    uint64_t allocate_ns, storage_ns, memory_ns;
     double overlap;                /* of the last restore: 1 - waited / restored, 0..1 */
     uint64_t read_bps, decode_bps; /* of the restore paths, as evictions reckon with them */
     neap_rate_source rate_source;

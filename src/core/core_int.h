@@ -69,8 +69,9 @@ struct neap_engine {
     uint64_t evictions, bytes_evicted, wait_ns;
     uint64_t request_began_ns; /* 0: no request open */
     uint64_t request_waited_ns;
-    uint64_t ttft_ns, restore_ns;
+    uint64_t ttft_ns, restore_ns, allocate_ns, path_ns[NEAP_N_PATHS];
     double overlap;
+    uint64_t n_needs; /* graphs that told what they need */
     const char *attention;
     uint64_t attentions, attentions_host;
     struct {

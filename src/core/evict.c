@@ -155,6 +155,7 @@ static void add_candidate(neap_unit *unit, void *ctx) {
                                        : 0,
         .stored_bytes =
             unit->is_kv ? expected_stored(e->engine->pool, unit, bytes.evictable, encoded) : 0,
+        .last_use = unit->last_use,
     };
 }
 

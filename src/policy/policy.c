@@ -12,6 +12,10 @@ static const neap_policy *const policies[] = {
     &neap_policy_storage_only,
     &neap_policy_forward_out,
     &neap_policy_random_out,
+    &neap_policy_lru,
+    &neap_policy_mz_no,
+    &neap_policy_mz_ar,
+    &neap_policy_mz_rp,
     &neap_policy_random_out_layers,
 };
 
