@@ -42,6 +42,10 @@ int neap_crew_create(uint32_t n_threads, neap_crew **ret_crew) {
     return 0;
 }
 
+uint32_t neap_crew_size(const neap_crew *crew) {
+    return crew->n_wanted + 1;
+}
+
 static void *helper_main(void *ctx) {
     neap_crew *crew = ctx;
     pthread_mutex_lock(&crew->lock);
