@@ -63,6 +63,8 @@ typedef struct neap_options {
     const char *swap_dir;      /* default ${XDG_CACHE_HOME:-~/.cache}/neap/swap */
     uint64_t swap_limit_bytes; /* most bytes in the swap file; default: no limit of our own */
     uint64_t keep_bytes;       /* never evict below; default 0 */
+    uint32_t evict_threads;    /* an eviction works on so many, the caller's among them; default:
+                                  one a core, up to 4 */
     const char *profile;       /* file of the device profile (neap profile): the restore paths'
                                   throughputs are read from it and, when restores correct them,
                                   written back; default: none */

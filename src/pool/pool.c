@@ -9,7 +9,8 @@
  *                   +----------|------- any state -----+  |  failed, try again  ^
  *                              +--------------------------+---------------------+
  *
- * Who moves a unit: an evictor (core/evict.c; one at a time, no use active, nothing RESTORING), a
+ * Who moves a unit: an evictor (core/evict.c; one eviction at a time, its threads each with units
+ * of their own, no use active, nothing RESTORING), a
  * restoring thread (sched), a writer within a use (core/kv.c). A weight unit is never EMPTY or
  * LOST.
  *
@@ -209,16 +210,6 @@ neap_span neap_span_inward(void *addr, size_t len) {
     const uintptr_t begin = NEAP_ROUND_UP((uintptr_t)addr, page);
     const uintptr_t end = NEAP_ROUND_DOWN((uintptr_t)addr + len, page);
     return (neap_span){(char *)addr + (begin - (uintptr_t)addr), end > begin ? end - begin : 0};
-}
-
-int neap_span_drop(const neap_pool *pool, neap_span span, uint64_t *inout_dropped) {
-    (void)pool;
-    if (span.len == 0) return 0;
-    uint64_t held = span.len;
-    if (neap_vm_held(span.addr, span.len, &held) != 0) held = span.len;
-    const int err = neap_vm_drop(span.addr, span.len);
-    if (!err) *inout_dropped += held;
-    return err;
 }
 
 /* Poison is an aid to debugging: where the kernel refuses it nothing is wrong. */

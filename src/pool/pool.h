@@ -169,8 +169,10 @@ neap_unit_bytes neap_unit_size(const neap_unit *unit); /* [L] */
 typedef struct neap_evicted {
     uint64_t dropped_bytes; /* pages that went back, without what a copy in memory takes */
     uint64_t raw_bytes;     /* KV: bytes in use, uncompressed */
-    neap_action action;     /* what was done; it may differ from what was asked */
-    int storage_error;      /* 0, or why the swap file did not take it */
+    uint64_t stacked_bytes,
+        unstacked_bytes; /* coded copies that went onto the stack, and left it */
+    neap_action action;  /* what was done; it may differ from what was asked */
+    int storage_error;   /* 0, or why the swap file did not take it */
 } neap_evicted;
 
 /* Memory for one thread's transfers. */
