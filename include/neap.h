@@ -81,8 +81,8 @@ typedef struct neap_options {
 } neap_options;
 
 /* Creates the engine, its swap file (lazily), its restore threads and its control socket.
- * Fails: NEAP_E_UNKNOWN (codec or policy); -ENOMEM; errors of the control socket do not fail the
- * engine, they are logged. */
+ * Fails: NEAP_E_UNKNOWN (codec or policy); -ENOMEM. A control socket or a swap folder that cannot
+ * be used does not fail the engine, it is logged. */
 NEAP_API int neap_engine_create(const neap_options *options, neap_engine **ret_engine);
 NEAP_API void neap_engine_free(neap_engine *engine); /* takes NULL; all regions must be freed */
 

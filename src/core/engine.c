@@ -7,7 +7,21 @@
 
 #include "core_int.h"
 #include "err.h"
+#include "file.h"
 #include "profile_file.h"
+
+/* The swap file itself is made when the first eviction needs it: too late to learn that it cannot
+ * be. */
+static void try_swap_folder(const char *dir) {
+    neap_file *file;
+    const int err = neap_file_open_swap(dir, &file);
+    if (err)
+        neap_log(NEAP_LOG_WARN,
+                 "no swap file can be made in %s: %s; KV stays in memory (see --swap-dir)", dir,
+                 neap_strerror(err));
+    else
+        neap_file_close(file);
+}
 
 static int wire(neap_engine *engine, const neap_options *options) {
     char dir[PATH_MAX];
@@ -31,6 +45,7 @@ static int wire(neap_engine *engine, const neap_options *options) {
     };
     err = neap_pool_create(&pool_options, &engine->pool);
     if (err) return err;
+    try_swap_folder(dir);
     neap_engine_rates_open(engine, options->profile, dir);
     return neap_pipeline_create(engine->pool, neap_engine_rates_note, engine, &engine->pipeline);
 }
