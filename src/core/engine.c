@@ -47,7 +47,9 @@ static int wire(neap_engine *engine, const neap_options *options) {
     if (err) return err;
     try_swap_folder(dir);
     neap_engine_rates_open(engine, options->profile, dir);
-    return neap_pipeline_create(engine->pool, neap_engine_rates_note, engine, &engine->pipeline);
+    err = neap_pipeline_create(engine->pool, neap_engine_rates_note, engine, &engine->pipeline);
+    if (!err && options->write_behind_bytes > 0) neap_write_behind_start(engine, options, dir);
+    return err;
 }
 
 int neap_engine_create(const neap_options *options, neap_engine **ret_engine) {
@@ -73,6 +75,7 @@ void neap_engine_free(neap_engine *engine) {
     if (!engine) return;
     neap_endpoint_close(engine); /* first: its threads evict and restore, as does the next */
     neap_watcher_stop(engine);
+    neap_write_behind_stop(engine);
     neap_pipeline_free(engine->pipeline);
     neap_engine_rates_close(engine);
     if (engine->regions) neap_log(NEAP_LOG_ERROR, "engine freed before its regions");
