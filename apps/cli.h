@@ -93,6 +93,7 @@ enum {
     NEAP_OPT_KV,
     NEAP_OPT_THREADS,
     NEAP_OPT_PRESSURE,
+    NEAP_OPT_BEHIND,
     NEAP_OPT_OWN /* first code of a command's own */
 };
 
@@ -110,6 +111,7 @@ enum {
         {"session", required_argument, NULL, NEAP_OPT_SESSION},       \
         {"attn", required_argument, NULL, NEAP_OPT_ATTN},             \
         {"kv", required_argument, NULL, NEAP_OPT_KV},                 \
+        {"write-behind", required_argument, NULL, NEAP_OPT_BEHIND},   \
         {"pressure", required_argument, NULL, NEAP_OPT_PRESSURE}, {   \
         "threads", required_argument, NULL, NEAP_OPT_THREADS          \
     }

@@ -73,6 +73,12 @@ typedef struct neap_options {
     bool watch_pressure;       /* release by itself when memory gets short, on a thread that sleeps
                                   until the kernel says so */
     const char *pressure_watch, *pressure_write; /* systemd's MEMORY_PRESSURE_WATCH and _WRITE */
+    /* Write-behind: KV chunks whose cells are all in use are copied to the swap file while nothing
+     * uses the engine, so that evicting them later is only dropping them. Most bytes a day, shared
+     * by all that have this swap folder; 0: off. */
+    uint64_t write_behind_bytes;
+    uint64_t write_behind_idle_ns; /* after so long without a use; default 2 s */
+    bool write_behind_on_battery;  /* also while the machine runs on a battery */
     /* Gives regions their memory, for devices that share only what they gave out themselves; NULL,
      * and where it fails: the system's. The memory is aligned to align bytes, reads as zero, is
      * committed when written, and its whole pages go back to the kernel on madvise(2). region_free
@@ -83,8 +89,8 @@ typedef struct neap_options {
 } neap_options;
 
 /* Creates the engine, its swap file (lazily), its restore threads and its control socket.
- * Fails: NEAP_E_UNKNOWN (codec or policy); -ENOMEM; errors of the control socket do not fail the
- * engine, they are logged. */
+ * Fails: NEAP_E_UNKNOWN (codec or policy); -ENOMEM. A control socket or a swap folder that cannot
+ * be used does not fail the engine, it is logged. */
 NEAP_API int neap_engine_create(const neap_options *options, neap_engine **ret_engine);
 NEAP_API void neap_engine_free(neap_engine *engine); /* takes NULL; all regions must be freed */
 
@@ -311,6 +317,16 @@ typedef enum neap_pressure {
     NEAP_PRESSURE_CRITICAL,
 } neap_pressure;
 
+typedef enum neap_write_behind_state {
+    NEAP_WRITE_BEHIND_OFF,
+    NEAP_WRITE_BEHIND_WAITING, /* in use, or everything is written */
+    NEAP_WRITE_BEHIND_WRITING,
+    NEAP_WRITE_BEHIND_BATTERY, /* until the machine is fed again */
+    NEAP_WRITE_BEHIND_NO_ROOM, /* half of the swap limit, or 95 % of the file system, is taken */
+    NEAP_WRITE_BEHIND_SPENT,   /* the bytes of this day are written */
+    NEAP_WRITE_BEHIND_FAILED,  /* the last write failed; it is tried again after the next use */
+} neap_write_behind_state;
+
 /* Meanings as in `neap stat --json` (docs/man/neap-stat.1). */
 typedef struct neap_stat {
     neap_state state;
@@ -337,6 +353,10 @@ typedef struct neap_stat {
     neap_pressure pressure;
     uint64_t pressure_looks, pressure_releases, pressure_released_bytes;
     char pressure_sources[64];
+    uint64_t bytes_written_storage; /* to the swap file, by evictions and by write-behind */
+    neap_write_behind_state write_behind;
+    uint64_t write_behind_bytes_today;
+    uint32_t clean_chunks; /* resident KV chunks with a copy in the swap file */
 } neap_stat;
 
 NEAP_API void neap_stat_get(neap_engine *engine, neap_stat *ret_stat);

@@ -37,6 +37,7 @@ static void add_kv(neap_totals *t, const neap_unit *unit, neap_unit_state state,
     t->kv_memory += len;
     t->kv_storage += unit->swap ? neap_swap_record_len(unit->swap) : 0;
     t->n_kv_on_storage += away && unit->swap;
+    t->n_kv_clean += !away && unit->swap;
 }
 
 static void add_unit(neap_unit *unit, void *ctx) {
