@@ -36,6 +36,7 @@ int neap_write_behind_parse(const char *text, uint64_t *ret_bytes, bool *ret_on_
 static int parse(const char *text, uint64_t *ret_day, uint64_t *ret_bytes) {
     int end = 0;
     uint64_t day, bytes;
+    if (text[strspn(text, "0123456789 \n")] != '\0') return NEAP_E_CORRUPT; /* no sign */
     if (sscanf(text, "%8" SCNu64 " %18" SCNu64 "%n", &day, &bytes, &end) != 2)
         return NEAP_E_CORRUPT;
     if (strcmp(text + end, "\n") != 0) return NEAP_E_CORRUPT;
