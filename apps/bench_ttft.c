@@ -29,6 +29,7 @@
 #include "policy.h"
 #include "proc.h"
 #include "server_client.h"
+#include "shape_model.h"
 
 #define DEFAULT_REPS 5
 #define QUICK_CONTEXT 4096
@@ -579,8 +580,9 @@ static void free_bench(bench *b) {
 
 static int run(bench *b) {
     char cache[NEAP_PATH_MAX - 64];
-    int status =
-        neap_model_resolve(b->options.n_models ? b->options.models[0] : NULL, b->model_path);
+    const char *model = b->options.n_models ? b->options.models[0] : NULL;
+    int status = neap_shape_model_known(model) ? neap_shape_model_make(model, b->model_path)
+                                               : neap_model_resolve(model, b->model_path);
     if (!status && neap_cache_dir(cache, sizeof cache) == 0)
         snprintf(b->slot_dir, sizeof b->slot_dir, "%s/bench/", cache);
     if (!status && neap_make_dirs(b->slot_dir, 0700) != 0)
