@@ -1,8 +1,8 @@
 /* shape_model.c - see shape_model.h.
  *
- * GGUF, version 3: magic, u32 version, u64 tensors, u64 pairs of metadata; the pairs (key, u32 type,
- * value); for each tensor its name, u32 dimensions, u64 each, u32 type, u64 offset; the tensors, each
- * at a multiple of 32. A string is u64 length and bytes.
+ * GGUF, version 3: magic, u32 version, u64 tensors, u64 pairs of metadata; the pairs (key, u32
+ * type, value); for each tensor its name, u32 dimensions, u64 each, u32 type, u64 offset; the
+ * tensors, each at a multiple of 32. A string is u64 length and bytes.
  *
  * Weights are normal with variance 1 / inputs and norms are 1, so that activations keep their size
  * through all layers. Every tensor has a random sequence of its own, seeded by its number. */
@@ -162,14 +162,10 @@ static void put_metadata(FILE *out, const model *m) {
         const char *name;
         uint32_t value;
     } numbers[] = {
-        {"block_count", s->n_layers},
-        {"context_length", s->context},
-        {"embedding_length", s->n_embd},
-        {"feed_forward_length", s->n_ff},
-        {"attention.head_count", s->n_heads},
-        {"attention.head_count_kv", s->n_kv_heads},
-        {"attention.key_length", s->head},
-        {"attention.value_length", s->head},
+        {"block_count", s->n_layers},         {"context_length", s->context},
+        {"embedding_length", s->n_embd},      {"feed_forward_length", s->n_ff},
+        {"attention.head_count", s->n_heads}, {"attention.head_count_kv", s->n_kv_heads},
+        {"attention.key_length", s->head},    {"attention.value_length", s->head},
     };
     const size_t n_numbers = sizeof numbers / sizeof *numbers;
     fputs("GGUF", out);
@@ -219,9 +215,9 @@ static void fill_weights(uint16_t *values, size_t n, float deviation, uint64_t *
     const float scale = deviation / 37837.23f;
     for (size_t i = 0; i < n; i++) {
         const uint64_t r = next_random(state);
-        const int32_t sum = (int32_t)((r & 0xffff) + (r >> 16 & 0xffff) + (r >> 32 & 0xffff) +
-                                      (r >> 48)) -
-                            2 * 65535;
+        const int32_t sum =
+            (int32_t)((r & 0xffff) + (r >> 16 & 0xffff) + (r >> 32 & 0xffff) + (r >> 48)) -
+            2 * 65535;
         values[i] = neap_f16_of_f32((float)sum * scale);
     }
 }
