@@ -98,6 +98,8 @@ static int run_grids(const neap_ttft *b, neap_ttft_grid *grids, json_t *rows) {
 static int run(neap_ttft *b) {
     int status = find_model(b);
     if (!status) status = find_folder(b);
+    /* What is short of memory on this machine must not evict in between. */
+    if (!status) status = neap_option_common(NEAP_OPT_PRESSURE, "off");
     if (status) return status;
     neap_device_rate_measure(b->model_path, b->codec, &b->rate);
     neap_ttft_grid *grids = calloc(b->n_contexts, sizeof *grids);
@@ -232,6 +234,15 @@ static int complete_options(neap_ttft *b) {
     return compares ? 0 : add_side(b, "hybrid", NULL);
 }
 
+/* Before hours of measuring rather than after them. */
+static int check_plot_path(const char *path) {
+    FILE *file = path ? fopen(path, "ae") : NULL;
+    if (path && !file)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "--plot %s: %s", path, neap_strerror(-errno));
+    if (file) fclose(file);
+    return 0;
+}
+
 int neap_bench_ttft(int argc, char **argv) {
     static const struct option long_options[] = {
         NEAP_OPTIONS_BASIC,
@@ -258,5 +269,6 @@ int neap_bench_ttft(int argc, char **argv) {
                                 "%s: one argument too many",
                                 optind < argc ? argv[optind] : b.options.models[1]);
     if (!status) status = complete_options(&b);
+    if (!status) status = check_plot_path(b.plot_path);
     return status ? status : run(&b);
 }

@@ -65,6 +65,20 @@ static const shape shapes[] = {
      .rope_base = 1e6f,
      .norm_eps = 1e-5f,
      .norms = {"post_attention_norm", "post_ffw_norm"}},
+    /* For trying: nobody's shape. */
+    {.name = "tiny-shape",
+     .architecture = "qwen3",
+     .file = "tiny-shape-1.gguf",
+     .n_layers = 3,
+     .n_embd = 64,
+     .n_heads = 4,
+     .n_kv_heads = 2,
+     .head = 32,
+     .n_ff = 128,
+     .context = 40960,
+     .rope_base = 1e6f,
+     .norm_eps = 1e-6f,
+     .norms = {"attn_norm", "ffn_norm"}},
 };
 
 typedef struct tensor {

@@ -8,7 +8,7 @@
 
 #include "cli.h"
 
-/* "qwen3-0.6b-shape", "exaone-4.0-1.2b-shape"; NULL is none. */
+/* "qwen3-0.6b-shape", "exaone-4.0-1.2b-shape"; "tiny-shape", for trying. NULL is none. */
 bool neap_shape_model_known(const char *name);
 /* Path of its file in the benchmarks' cache folder, written first if it is not there whole. The
  * same bytes every time; a file is there under its name only when it is complete. */

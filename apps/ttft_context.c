@@ -170,14 +170,6 @@ static int tile(neap_ttft_grid *g) {
     return err ? neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", to, neap_strerror(err)) : 0;
 }
 
-static int fill(neap_ttft_grid *g) {
-    const bool tiled = g->bench->is_shape && g->context > PIECE_TOKENS;
-    int status = tiled ? tile(g) : name_file(g, &g->prefix_reset, g->context_file);
-    for (size_t i = 0; i < g->n_sides && !status; i++)
-        status = load_or_read(g, &g->sides[i], &g->prefix_reset, g->context_file);
-    return status;
-}
-
 /* ---- the context after an eviction ---- */
 
 /* Tokens computed go to *ret_computed: 1 when the context was reused. */
@@ -225,10 +217,7 @@ static void remove_file(const neap_ttft_grid *g, const char *name) {
 
 /* The file of a side; that of an earlier side where the bytes are the same. */
 static int save_settled(const neap_ttft_grid *g, neap_ttft_side *s) {
-    if (is_exact(g, s)) {
-        memcpy(s->settled, g->context_file, sizeof s->settled);
-        return 0;
-    }
+    if (is_exact(g, s)) return 0; /* the file that it began with */
     snprintf(s->settled, sizeof s->settled, "settled-%d-%ld.bin", neap_server_pid(s->server),
              g->context);
     const int status = neap_server_slot_save(s->server, s->settled);
@@ -272,6 +261,20 @@ static int settle(const neap_ttft_grid *g, neap_ttft_side *s) {
     if (status || neap_ttft_is_paging(s)) return status;
     status = neap_ttft_evict_once(s);
     return status ? status : keep_settled(g, s);
+}
+
+static int fill(neap_ttft_grid *g) {
+    const bool tiled = g->bench->is_shape && g->context > PIECE_TOKENS;
+    int status = tiled ? tile(g) : name_file(g, &g->prefix_reset, g->context_file);
+    for (size_t i = 0; i < g->n_sides && !status; i++) {
+        neap_ttft_side *s = &g->sides[i];
+        memcpy(s->settled, g->context_file, sizeof s->settled);
+        s->reloads = tiled; /* what is tiled must not be read instead */
+        status = tiled ? neap_ttft_context_rewind(g, s)
+                       : load_or_read(g, s, &g->prefix_reset, g->context_file);
+        s->reloads = false;
+    }
+    return status;
 }
 
 int neap_ttft_context_fill(neap_ttft_grid *g) {

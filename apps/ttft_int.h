@@ -48,7 +48,7 @@ typedef struct neap_ttft_side {
     int32_t unrounded[NEAP_TTFT_ANSWER]; /* the answer before anything was evicted */
     int32_t reference[NEAP_TTFT_ANSWER]; /* the answer that every later cycle must give */
     bool has_reference;
-    char settled[NEAP_TTFT_NAME_MAX]; /* file of its context as it is after an eviction; "": none */
+    char settled[NEAP_TTFT_NAME_MAX]; /* file of its context as it is after an eviction */
     bool reloads;                     /* that file can be loaded again and again */
     neap_ttft_series levels[NEAP_TTFT_LEVELS_MAX];
 } neap_ttft_side;
