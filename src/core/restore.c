@@ -4,11 +4,13 @@
  * the end of its last one, waited_ns what its threads were blocked. path_ns is from the moment when
  * a path took its first unit to the one when it had finished its last. */
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "bytes.h"
 #include "clock.h"
 #include "core_int.h"
+#include "thread.h"
 
 static void add_wait(neap_engine *engine, uint64_t began_ns) {
     const uint64_t waited_ns = neap_clock_ns() - began_ns;
@@ -94,10 +96,44 @@ bool neap_waits_within_layers(const neap_engine *engine) {
 
 /* ---- many units, in the order of need ---- */
 
+enum { ALLOCATORS = 2 }; /* with the caller as many as the restore pipeline has threads */
+
+typedef struct claimed {
+    neap_unit *unit;
+    int err; /* of committing its pages */
+} claimed;
+
+typedef struct allocation {
+    neap_pool *pool;
+    claimed *units;
+    size_t n;
+    atomic_size_t next;
+} allocation;
+
+static void *allocate_some(void *ctx) {
+    allocation *a = ctx;
+    for (size_t i; (i = atomic_fetch_add(&a->next, 1)) < a->n;)
+        a->units[i].err = neap_pool_allocate(a->pool, a->units[i].unit);
+    return NULL;
+}
+
+/* Commits the pages of claimed units, with threads on several at once. */
+static void allocate_claimed(neap_pool *pool, claimed *units, size_t n, bool threads) {
+    allocation a = {.pool = pool, .units = units, .n = n};
+    pthread_t helpers[ALLOCATORS];
+    size_t n_helpers = 0;
+    while (threads && n_helpers < ALLOCATORS && n_helpers + 1 < n &&
+           neap_thread_create(&helpers[n_helpers], allocate_some, &a, "neap-commit") == 0)
+        n_helpers++;
+    allocate_some(&a);
+    while (n_helpers > 0)
+        pthread_join(helpers[--n_helpers], NULL);
+}
+
 /* Claims those that are evicted and commits the pages of all; what fails keeps its error. The rest
- * into ret_units; their number. Lets go of the lock meanwhile. [L] */
-static size_t allocate_all(neap_engine *engine, const neap_unit_id *ids, size_t n,
-                           neap_unit **ret_units) {
+ * stays in units; their number. Lets go of the lock meanwhile. [L] */
+static size_t allocate_all(neap_engine *engine, const neap_unit_id *ids, size_t n, claimed *units,
+                           bool threads) {
     neap_pool *pool = engine->pool;
     const uint64_t began_ns = neap_clock_ns();
     size_t n_claimed = 0, n_allocated = 0;
@@ -106,32 +142,31 @@ static size_t allocate_all(neap_engine *engine, const neap_unit_id *ids, size_t 
         if (neap_unit_state_of(unit) != NEAP_UNIT_EVICTED) continue;
         neap_pipeline_remove(engine->pipeline, unit);
         neap_pool_claim(pool, unit);
-        ret_units[n_claimed++] = unit;
+        units[n_claimed++].unit = unit;
     }
     if (n_claimed > 0 && !pool->counters.restore_first_ns)
         pool->counters.restore_first_ns = began_ns;
     pthread_mutex_unlock(&pool->lock);
-    for (size_t i = 0; i < n_claimed; i++) {
-        neap_unit *unit = ret_units[i];
-        const int err = neap_pool_allocate(pool, unit);
-        if (err)
-            neap_pool_finish(pool, unit, err, began_ns);
+    allocate_claimed(pool, units, n_claimed, threads);
+    for (size_t i = 0; i < n_claimed; i++)
+        if (units[i].err)
+            neap_pool_finish(pool, units[i].unit, units[i].err, began_ns);
         else
-            ret_units[n_allocated++] = unit;
-    }
+            units[n_allocated++] = units[i];
     pthread_mutex_lock(&pool->lock);
     return n_allocated;
 }
 
 /* Fills claimed and allocated units on the calling thread; units keep their errors. Lets go of the
  * lock meanwhile. [L] */
-static void load_here(neap_pool *pool, neap_unit *const *units, size_t n) {
+static void load_here(neap_pool *pool, const claimed *units, size_t n) {
     neap_worker worker = {0};
     pthread_mutex_unlock(&pool->lock);
     if (n > 0 && neap_reader_create(16, &worker.reader) != 0) worker.reader = NULL;
     for (size_t i = 0; i < n; i++) {
         const uint64_t began_ns = neap_clock_ns();
-        neap_pool_finish(pool, units[i], neap_pool_load(pool, units[i], &worker), began_ns);
+        const int err = neap_pool_load(pool, units[i].unit, &worker);
+        neap_pool_finish(pool, units[i].unit, err, began_ns);
     }
     neap_worker_fini(&worker);
     pthread_mutex_lock(&pool->lock);
@@ -149,12 +184,12 @@ static int bring_back(neap_engine *engine, const neap_unit_id *ids, size_t n) {
         }
         return 0;
     }
-    neap_unit **units = malloc((n + 1) * sizeof(neap_unit *));
+    claimed *units = malloc((n + 1) * sizeof *units);
     if (!units) return -ENOMEM;
-    const size_t n_allocated = allocate_all(engine, ids, n, units);
+    const size_t n_allocated = allocate_all(engine, ids, n, units, threads);
     if (!threads) load_here(engine->pool, units, n_allocated);
     for (size_t i = 0; threads && i < n_allocated; i++)
-        neap_pipeline_push(engine->pipeline, units[i], false);
+        neap_pipeline_push(engine->pipeline, units[i].unit, false);
     free(units);
     return 0;
 }

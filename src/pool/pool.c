@@ -42,6 +42,8 @@
 #include "clock.h"
 #include "pool_int.h"
 
+#define BOUNCE_ALIGN ((size_t)2 << 20) /* a huge page */
+
 /* ---- life ---- */
 
 int neap_pool_create(const neap_pool_options *options, neap_pool **ret_pool) {
@@ -228,9 +230,12 @@ int neap_span_open(const neap_pool *pool, neap_span span) {
 void *neap_worker_bounce(neap_worker *worker, size_t len) {
     if (len > worker->bounce_cap) {
         neap_worker_trim(worker);
-        len = NEAP_ROUND_UP(len, (size_t)1 << 20);
-        if (neap_vm_reserve(len, neap_vm_page(), &worker->bounce) != 0) return NULL;
+        len = NEAP_ROUND_UP(len, BOUNCE_ALIGN);
+        if (neap_vm_reserve(len, BOUNCE_ALIGN, &worker->bounce) != 0) return NULL;
         worker->bounce_cap = len;
+        /* A direct read into scattered small pages reaches a third of what one into a huge page
+         * does (virtio disk, requests of 0.5 MiB). Whoever evicts must not wait for huge pages. */
+        if (worker->reader) neap_vm_huge(worker->bounce, len, true);
     }
     return worker->bounce;
 }

@@ -63,15 +63,6 @@ static void unlink_unit(neap_pipeline *pipeline, neap_unit *unit) {
     pipeline->n_queued--;
 }
 
-/* Between claim and finish the unit is this thread's own. */
-static int restore_claimed(neap_pool *pool, neap_unit *unit, bool allocated, neap_worker *worker) {
-    const uint64_t began_ns = neap_clock_ns();
-    int err = allocated ? 0 : neap_pool_allocate(pool, unit);
-    if (!err) err = neap_pool_load(pool, unit, worker);
-    neap_pool_finish(pool, unit, err, began_ns);
-    return err;
-}
-
 /* What bringing the unit back moves on its path. [L] */
 static uint64_t path_bytes(const neap_unit *unit) {
     if (unit->is_kv && neap_unit_path(unit) == NEAP_PATH_STORAGE)
@@ -121,14 +112,8 @@ static void *restorer_main(void *ctx) {
             pthread_cond_wait(&q->filled, &pool->lock);
             continue;
         }
-        unlink_unit(pipeline, unit);
         run_enter(self, unit);
-        const bool allocated = neap_unit_state_of(unit) == NEAP_UNIT_RESTORING;
-        if (!allocated) neap_pool_claim(pool, unit);
-        pthread_mutex_unlock(&pool->lock);
-        /* finish told whoever waits */
-        const int err = restore_claimed(pool, unit, allocated, &worker);
-        pthread_mutex_lock(&pool->lock);
+        const int err = neap_pipeline_restore_here(pipeline, unit, &worker);
         if (err) pipeline->runs[self->path].is_spoilt = true;
     }
     pthread_mutex_unlock(&pool->lock);
@@ -229,10 +214,15 @@ uint32_t neap_pipeline_queued(const neap_pipeline *pipeline) {
 
 int neap_pipeline_restore_here(neap_pipeline *pipeline, neap_unit *unit, neap_worker *worker) {
     neap_pool *pool = pipeline->pool;
+    const uint64_t began_ns = neap_clock_ns();
+    const bool allocated = neap_unit_state_of(unit) == NEAP_UNIT_RESTORING;
     if (unit->queued) unlink_unit(pipeline, unit);
-    neap_pool_claim(pool, unit);
+    if (!allocated) neap_pool_claim(pool, unit);
     pthread_mutex_unlock(&pool->lock);
-    const int err = restore_claimed(pool, unit, false, worker);
+    /* The unit is this thread's own; finish tells whoever waits. */
+    int err = allocated ? 0 : neap_pool_allocate(pool, unit);
+    if (!err) err = neap_pool_load(pool, unit, worker);
+    neap_pool_finish(pool, unit, err, began_ns);
     pthread_mutex_lock(&pool->lock);
     return err;
 }

@@ -33,6 +33,7 @@ uint32_t neap_pipeline_queued(const neap_pipeline *pipeline); /* [L] */
  * restores them by itself. [L] */
 bool neap_pipeline_start(neap_pipeline *pipeline);
 
-/* Restores an EVICTED unit on the calling thread; lets go of the lock meanwhile. [L] */
+/* Restores an EVICTED unit, or a queued one, on the calling thread; lets go of the lock meanwhile.
+ * [L] */
 int neap_pipeline_restore_here(neap_pipeline *pipeline, neap_unit *unit, neap_worker *worker);
 #endif
