@@ -72,6 +72,7 @@ typedef struct neap_unit {
 
     int last_error;       /* of its last restore; 0 when that went well */
     uint64_t passed_over; /* the eviction that could not evict it */
+    bool by_pressure;     /* away because memory was short: comes back without being needed */
 
     /* Copies. For KV a swap record beside residency means clean. Changed under the lock; stable
      * for the thread that evicts or restores the unit. */
