@@ -83,7 +83,7 @@ typedef struct neap_klt_spec {
     char name[NEAP_KLT_NAME]; /* of the GGUF, for messages */
     uint64_t digest;  /* of the GGUF: XXH3 of its size (8 bytes, little-endian), first MiB */
     uint32_t profile; /* NEAP_KLT_PER_HEAD ... */
-    /* Of the rows of the groups of a chunk at most so many, rounded up, become outliers. */
+    /* Of the rows of the groups of a chunk at most so many, to the nearest, become outliers. */
     uint32_t outlier_permille; /* 0 .. 100; the study: 4 .. 8 */
     uint32_t n_ropes, n_blocks, n_groups;
     const neap_klt_rope *ropes;
