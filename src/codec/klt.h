@@ -150,7 +150,8 @@ size_t neap_klt_expected_bytes(const neap_klt_model *model, const neap_klt_chunk
 size_t neap_klt_scratch_bytes(const neap_klt_model *model);
 
 /* Fails: NEAP_E_BOUND (cap too small; a field of the chunk out of range). *ret_error, where not
- * NULL: the mean over the coded rows of their error, in the measure of the outliers. */
+ * NULL: the mean error of the rows and groups that are neither exact nor outliers, in the measure
+ * of the outliers (with a metric good to some 2^-9 of what the rows differ from their mean). */
 int neap_klt_encode(const neap_klt_model *model, const neap_klt_chunk *chunk, void *scratch,
                     void *dst, size_t cap, size_t *ret_len, float *ret_error);
 /* Fails: NEAP_E_CORRUPT (damaged, of another model, block or number of rows); NEAP_E_BOUND. */

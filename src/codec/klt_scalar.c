@@ -163,6 +163,10 @@ static const neap_klt_kernel scalar_kernel = {
 };
 
 static const neap_klt_kernel *const kernels[] = {
+#if defined(__x86_64__)
+    &neap_klt_avx512,
+    &neap_klt_avx2,
+#endif
     &scalar_kernel,
 };
 
