@@ -8,8 +8,10 @@
  *                        i32 positions[n_tokens]
  *                        f16 k[n_tokens][n_kv_heads * head_k]      as they lie in the cache
  *                        f16 v[n_tokens][n_kv_heads * head_v]
- *                        f32 q[queries][n_heads][head_k]           after RoPE, of the tokens whose
- *                                                                  position is 0 modulo Q_STEP
+ *                        of the tokens whose position is 0 modulo Q_STEP, in order:
+ *                          f32 q[n_queries][n_heads][head_k]       after RoPE
+ *                          f32 residual[n_queries]                 squared length of what the
+ *                              attention's output is added to; 0: not known
  *
  * A layer's record comes before its first tokens. */
 #ifndef NEAP_FMT_CAPTURE_H
@@ -18,7 +20,7 @@
 #include <stdint.h>
 
 enum { NEAP_CAPTURE_LAYER = 1, NEAP_CAPTURE_TOKENS = 2 };
-enum { NEAP_CAPTURE_Q_STEP = 8 };
+enum { NEAP_CAPTURE_Q_STEP = 16 };
 
 typedef struct neap_capture_head {
     uint32_t kind, layer; /* the model's number of the layer */

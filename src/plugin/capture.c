@@ -87,6 +87,28 @@ static const struct ggml_tensor *projection_of(const struct ggml_cgraph *graph, 
     return NULL;
 }
 
+/* What the output of this attention is added to, rows by token; NULL: not found. */
+static const struct ggml_tensor *residual_of(const struct ggml_cgraph *graph, int at) {
+    const struct ggml_tensor *node = graph->nodes[at];
+    const int64_t n_tokens = node->ne[2];
+    for (int i = at + 1; n_tokens > 1 && i < graph->n_nodes && i < at + 32; i++) {
+        const struct ggml_tensor *sum = graph->nodes[i], *other = NULL;
+        if (neap_host_op(sum->op) == NEAP_OP_ADD) {
+            other = comes_from(sum->src[0], node)   ? sum->src[1]
+                    : comes_from(sum->src[1], node) ? sum->src[0]
+                                                    : NULL;
+        }
+        if (other != NULL && other->ne[1] != n_tokens &&
+            neap_host_op(other->op) == NEAP_OP_GET_ROWS) {
+            other = other->src[0]; /* the last layer goes on with the rows that have outputs */
+        }
+        if (other != NULL && other->ne[1] == n_tokens && other->type == GGML_TYPE_F32) {
+            return other;
+        }
+    }
+    return NULL;
+}
+
 /* ---- the output projection's Gram matrices ---- */
 
 /* The tensor's bytes as in its file: in memory they may be repacked. malloc'd; NULL: not to be
@@ -219,13 +241,26 @@ static int32_t position_of(const neap_layer_cache *cache, int64_t cell) {
     return cache->positions[cell] >= 0 ? cache->positions[cell] : (int32_t)(cell % cache->n_cells);
 }
 
-static void put_tokens(const struct ggml_tensor *q, const neap_layer_cache *cache,
-                       const int64_t *cells, int64_t n) {
+static bool is_query(const neap_layer_cache *cache, int64_t cell) {
+    return position_of(cache, cell) % NEAP_CAPTURE_Q_STEP == 0;
+}
+
+static float squared_length(const struct ggml_tensor *rows, int64_t row) {
+    float sum = 0;
+    for (int64_t i = 0; rows != NULL && i < rows->ne[0]; i++) {
+        const float x = ((const float *)((const char *)rows->data + (size_t)row * rows->nb[1]))[i];
+        sum += x * x;
+    }
+    return sum;
+}
+
+static void put_tokens(const struct ggml_tensor *q, const struct ggml_tensor *residual,
+                       const neap_layer_cache *cache, const int64_t *cells, int64_t n) {
     neap_capture_tokens tokens = {.n_tokens = (uint32_t)n};
     for (int64_t i = 0; i < n; i++) {
-        tokens.n_queries += position_of(cache, cells[i]) % NEAP_CAPTURE_Q_STEP == 0;
+        tokens.n_queries += is_query(cache, cells[i]);
     }
-    const size_t query_bytes = (size_t)(q->ne[0] * q->ne[2]) * sizeof(float);
+    const size_t query_bytes = (size_t)(q->ne[0] * q->ne[2] + 1) * sizeof(float);
     const size_t cell_bytes =
         (size_t)(cache->planes[0]->ne[0] + cache->planes[1]->ne[0]) * sizeof(uint16_t);
     put_head(NEAP_CAPTURE_TOKENS, cache->layer,
@@ -239,11 +274,14 @@ static void put_tokens(const struct ggml_tensor *q, const neap_layer_cache *cach
     put_rows(cache->planes[0], cells, n);
     put_rows(cache->planes[1], cells, n);
     for (int64_t i = 0; i < n; i++) {
-        for (int64_t h = 0; position_of(cache, cells[i]) % NEAP_CAPTURE_Q_STEP == 0 && h < q->ne[2];
-             h++) {
+        for (int64_t h = 0; is_query(cache, cells[i]) && h < q->ne[2]; h++) {
             put((const char *)q->data + (size_t)i * q->nb[1] + (size_t)h * q->nb[2],
                 (size_t)q->ne[0] * sizeof(float));
         }
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const float length = is_query(cache, cells[i]) ? squared_length(residual, i) : 0;
+        put(&length, is_query(cache, cells[i]) ? sizeof length : 0);
     }
 }
 
@@ -269,7 +307,7 @@ int neap_capture_attention(const struct ggml_cgraph *graph, int at) {
     if (!k->owner->captured) {
         put_layer(graph, at, k->owner, neap_rope_before(writer->src[0]));
     }
-    put_tokens(q, k->owner, cells, n);
+    put_tokens(q, residual_of(graph, at), k->owner, cells, n);
     if (fflush(out) != 0 || ferror(out)) {
         neap_log(NEAP_LOG_ERROR, "the capture could not be written: %s", neap_strerror(-errno));
         return -EIO;

@@ -36,6 +36,8 @@ static void classify_ops(void) {
         {"TRANSPOSE", NEAP_OP_EMPTY},
         {"SET_ROWS", NEAP_OP_SET_ROWS},
         {"ROPE", NEAP_OP_ROPE},
+        {"ADD", NEAP_OP_ADD},
+        {"GET_ROWS", NEAP_OP_GET_ROWS},
         {"MUL", NEAP_OP_MUL},
         {"RMS_NORM", NEAP_OP_RMS_NORM},
         {"MUL_MAT", NEAP_OP_MUL_MAT},

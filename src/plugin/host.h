@@ -42,6 +42,8 @@ typedef enum neap_op {
     NEAP_OP_EMPTY,
     NEAP_OP_SET_ROWS,
     NEAP_OP_ROPE,
+    NEAP_OP_ADD,
+    NEAP_OP_GET_ROWS,
     NEAP_OP_MUL,
     NEAP_OP_RMS_NORM,
     NEAP_OP_MUL_MAT,
