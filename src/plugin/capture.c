@@ -7,7 +7,6 @@
  *
  * Threads   one graph at a time (neap train asks for nothing else). */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
