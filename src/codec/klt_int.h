@@ -113,6 +113,9 @@ int neap_klt_encode_with(const neap_klt_kernel *kernel, const neap_klt_model *mo
                          size_t *ret_len, float *ret_error);
 int neap_klt_decode_with(const neap_klt_kernel *kernel, const neap_klt_model *model,
                          const void *src, size_t len, const neap_klt_chunk *chunk, void *scratch);
+/* The model file in memory: malloc'd. Fails: like neap_klt_model_write(); name is for messages. */
+int neap_klt_model_build(const neap_klt_spec *spec, const char *name, uint8_t **ret_bytes,
+                         size_t *ret_len);
 /* Scratch of one call for a block. */
 size_t neap_klt_block_scratch(const neap_klt_model *model, uint32_t block);
 

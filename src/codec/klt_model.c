@@ -299,7 +299,7 @@ static void put_section(const neap_klt_spec *spec, const entry *at, uint8_t *dst
     }
 }
 
-static int build(const neap_klt_spec *spec, uint8_t **ret_bytes, size_t *ret_len) {
+static int put_all(const neap_klt_spec *spec, uint8_t **ret_bytes, size_t *ret_len) {
     header head = {.version = VERSION,
                    .profile = spec->profile,
                    .digest = spec->digest,
@@ -333,7 +333,8 @@ static int build(const neap_klt_spec *spec, uint8_t **ret_bytes, size_t *ret_len
     return 0;
 }
 
-int neap_klt_model_write(const char *path, const neap_klt_spec *spec) {
+int neap_klt_model_build(const neap_klt_spec *spec, const char *name, uint8_t **ret_bytes,
+                         size_t *ret_len) {
     const char *wrong = check_counts(spec);
     if (!wrong) wrong = check_tables(spec);
     if (!wrong) wrong = check_ropes(spec);
@@ -341,12 +342,16 @@ int neap_klt_model_write(const char *path, const neap_klt_spec *spec) {
     if (!wrong) wrong = check_group_shapes(spec);
     if (!wrong) wrong = check_group_values(spec);
     if (wrong) {
-        neap_log(NEAP_LOG_ERROR, "klt model %s not written: %s is out of range", path, wrong);
+        neap_log(NEAP_LOG_ERROR, "klt model %s not written: out of range: %s", name, wrong);
         return NEAP_E_BOUND;
     }
+    return put_all(spec, ret_bytes, ret_len);
+}
+
+int neap_klt_model_write(const char *path, const neap_klt_spec *spec) {
     uint8_t *bytes = NULL;
     size_t len = 0;
-    int err = build(spec, &bytes, &len);
+    int err = neap_klt_model_build(spec, path, &bytes, &len);
     if (!err) err = neap_textfile_replace(path, (const char *)bytes, len);
     free(bytes);
     return err;

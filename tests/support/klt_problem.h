@@ -42,27 +42,27 @@ typedef struct klt_problem {
 
 static uint64_t klt_state;
 
-static uint32_t klt_next(uint32_t n) {
+static inline uint32_t klt_next(uint32_t n) {
     klt_state = klt_state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)((klt_state >> 33) % n);
 }
 
 /* Near to normal, unit variance. */
-static double klt_gauss(void) {
+static inline double klt_gauss(void) {
     double sum = 0;
     for (int i = 0; i < 12; i++)
         sum += klt_next(1 << 20) / (double)(1 << 20);
     return sum - 6;
 }
 
-static void *klt_alloc(size_t n, size_t size) {
+static inline void *klt_alloc(size_t n, size_t size) {
     void *block = calloc(n + !n, size);
     CHECK(block);
     return block;
 }
 
 /* a[n][n] = a times a random reflection, from the right. */
-static void klt_reflect(double *a, uint32_t n) {
+static inline void klt_reflect(double *a, uint32_t n) {
     double *v = klt_alloc(n, sizeof *v), norm = 0;
     for (uint32_t i = 0; i < n; i++) {
         v[i] = klt_gauss();
@@ -78,7 +78,7 @@ static void klt_reflect(double *a, uint32_t n) {
     free(v);
 }
 
-static double *klt_orthogonal(uint32_t n) {
+static inline double *klt_orthogonal(uint32_t n) {
     double *a = klt_alloc((size_t)n * n, sizeof *a);
     for (uint32_t i = 0; i < n; i++)
         a[(size_t)i * n + i] = 1;
@@ -88,7 +88,7 @@ static double *klt_orthogonal(uint32_t n) {
 }
 
 /* S = R diag(e) R', as f16 and, exactly that, in s; inverse by the same R. */
-static void klt_make_metric(uint32_t dim, double *s, double *inverse) {
+static inline void klt_make_metric(uint32_t dim, double *s, double *inverse) {
     double *r = klt_orthogonal(dim);
     for (uint32_t i = 0; i < dim; i++)
         for (uint32_t j = 0; j < dim; j++) {
@@ -102,7 +102,7 @@ static void klt_make_metric(uint32_t dim, double *s, double *inverse) {
     free(r);
 }
 
-static void klt_fill_group(klt_problem *p, const neap_klt_block *block, uint32_t g) {
+static inline void klt_fill_group(klt_problem *p, const neap_klt_block *block, uint32_t g) {
     neap_klt_group *group = &p->groups[g];
     const uint32_t n = neap_klt_group_columns(block, group);
     const klt_shape *shape = &p->shape;
@@ -166,7 +166,7 @@ static void klt_fill_group(klt_problem *p, const neap_klt_block *block, uint32_t
     free(f);
 }
 
-static void klt_problem_make(klt_problem *p, const klt_shape *shape, uint64_t seed) {
+static inline void klt_problem_make(klt_problem *p, const klt_shape *shape, uint64_t seed) {
     klt_state = seed;
     *p = (klt_problem){.shape = *shape};
     const uint32_t a_block = (shape->n_heads + shape->heads_a_group - 1) / shape->heads_a_group,
@@ -212,7 +212,7 @@ static void klt_problem_make(klt_problem *p, const klt_shape *shape, uint64_t se
         p->spec.tables[b] = neap_klt_default_table(b);
 }
 
-static void klt_problem_free(klt_problem *p) {
+static inline void klt_problem_free(klt_problem *p) {
     for (uint32_t g = 0; g < p->spec.n_groups; g++) {
         free((void *)(uintptr_t)p->groups[g].f);
         free((void *)(uintptr_t)p->groups[g].g);
@@ -229,21 +229,24 @@ static void klt_problem_free(klt_problem *p) {
     free(p->columns);
 }
 
-/* The model as it is read back from its file. */
-static neap_klt_model *klt_problem_model(const klt_problem *p, const char *path) {
+/* The model as it is read back from its bytes. */
+static inline neap_klt_model *klt_model_of(const neap_klt_spec *spec) {
     neap_klt_model *model = NULL;
-    CHECK(neap_klt_model_write(path, &p->spec) == 0);
-    CHECK(neap_klt_model_open(path, KLT_DIGEST, &model) == 0);
+    uint8_t *bytes = NULL;
+    size_t len = 0;
+    CHECK(neap_klt_model_build(spec, "test", &bytes, &len) == 0);
+    CHECK(neap_klt_model_parse(bytes, len, spec->digest, "test", &model) == 0);
+    free(bytes);
     return model;
 }
 
-static size_t klt_row_bytes(const klt_shape *shape, bool is_v) {
+static inline size_t klt_row_bytes(const klt_shape *shape, bool is_v) {
     return (size_t)2 * shape->n_heads * (is_v ? shape->v_dim : shape->k_dim);
 }
 
 /* Planes of exactly the bytes they need; stride bytes more than the row. */
-static void klt_chunk_make(const klt_problem *p, uint32_t block, uint32_t n_rows, uint32_t gap,
-                           neap_klt_chunk *chunk) {
+static inline void klt_chunk_make(const klt_problem *p, uint32_t block, uint32_t n_rows,
+                                  uint32_t gap, neap_klt_chunk *chunk) {
     *chunk = (neap_klt_chunk){.block = block, .n_rows = n_rows};
     int32_t *positions = klt_alloc(n_rows, sizeof *positions);
     for (uint32_t r = 0; r < n_rows; r++)
@@ -257,7 +260,7 @@ static void klt_chunk_make(const klt_problem *p, uint32_t block, uint32_t n_rows
     }
 }
 
-static void klt_chunk_free(const klt_problem *p, neap_klt_chunk *chunk) {
+static inline void klt_chunk_free(const klt_problem *p, neap_klt_chunk *chunk) {
     free((void *)(uintptr_t)chunk->positions);
     for (uint32_t l = 0; l < p->shape.n_layers; l++) {
         free(chunk->k[l].data);
@@ -265,14 +268,15 @@ static void klt_chunk_free(const klt_problem *p, neap_klt_chunk *chunk) {
     }
 }
 
-static uint16_t *klt_head_at(const neap_klt_chunk *chunk, const neap_klt_head *head, uint32_t row) {
+static inline uint16_t *klt_head_at(const neap_klt_chunk *chunk, const neap_klt_head *head,
+                                    uint32_t row) {
     const neap_klt_plane *plane = head->is_v ? &chunk->v[head->layer] : &chunk->k[head->layer];
     return (uint16_t *)(void *)((uint8_t *)plane->data + row * plane->row_stride) +
            (size_t)head->head * head->dim;
 }
 
 /* Turns a K head by its position (back: the reverse), in double. */
-static void klt_turn(const klt_problem *p, int32_t position, bool back, double *x) {
+static inline void klt_turn(const klt_problem *p, int32_t position, bool back, double *x) {
     const uint32_t n = p->rope.n_dims / 2;
     for (uint32_t i = 0; i < n; i++) {
         const uint32_t a = p->rope.mode == NEAP_KLT_ROPE_NEOX ? i : 2 * i,
@@ -287,8 +291,8 @@ static void klt_turn(const klt_problem *p, int32_t position, bool back, double *
 
 /* Rows of the distribution that the model was made for; where wild[group of the block][row] is not
  * 0, so many times as far from the mean. wild may be NULL. */
-static void klt_chunk_fill(const klt_problem *p, neap_klt_chunk *chunk,
-                           const uint8_t (*wild)[NEAP_KLT_ROWS]) {
+static inline void klt_chunk_fill(const klt_problem *p, neap_klt_chunk *chunk,
+                                  const uint8_t (*wild)[NEAP_KLT_ROWS]) {
     const neap_klt_block *block = &p->blocks[chunk->block];
     for (uint32_t i = 0; i < block->n_groups; i++) {
         const uint32_t g = block->first_group + i, n = p->columns[g];
@@ -314,8 +318,8 @@ static void klt_chunk_fill(const klt_problem *p, neap_klt_chunk *chunk,
     }
 }
 
-static bool klt_chunk_equal(const klt_problem *p, const neap_klt_chunk *a,
-                            const neap_klt_chunk *b) {
+static inline bool klt_chunk_equal(const klt_problem *p, const neap_klt_chunk *a,
+                                   const neap_klt_chunk *b) {
     for (uint32_t l = 0; l < p->shape.n_layers; l++)
         if (memcmp(a->k[l].data, b->k[l].data,
                    (a->n_rows - 1) * a->k[l].row_stride + klt_row_bytes(&p->shape, 0)) ||
@@ -325,7 +329,7 @@ static bool klt_chunk_equal(const klt_problem *p, const neap_klt_chunk *a,
     return true;
 }
 
-static void *klt_scratch(const neap_klt_model *model) {
+static inline void *klt_scratch(const neap_klt_model *model) {
     void *scratch = aligned_alloc(64, NEAP_ROUND_UP(neap_klt_scratch_bytes(model), 64));
     CHECK(scratch);
     return scratch;
@@ -333,8 +337,9 @@ static void *klt_scratch(const neap_klt_model *model) {
 
 /* |(x - decoded) S|^2 of a group's row, in double. *ret_floor: what f16 roundings may make of it.
  */
-static double klt_row_error(const klt_problem *p, const neap_klt_chunk *was,
-                            const neap_klt_chunk *is, uint32_t g, uint32_t row, double *ret_floor) {
+static inline double klt_row_error(const klt_problem *p, const neap_klt_chunk *was,
+                                   const neap_klt_chunk *is, uint32_t g, uint32_t row,
+                                   double *ret_floor) {
     const neap_klt_block *block = &p->blocks[was->block];
     const neap_klt_group *group = &p->groups[g];
     const uint16_t *metric = group->metric;
@@ -365,29 +370,4 @@ static double klt_row_error(const klt_problem *p, const neap_klt_chunk *was,
     return error;
 }
 
-/* What the tables, made for heavier tails, do to a normal variable of unit variance. */
-static double klt_normal_distortion(uint32_t bits) {
-    static double known[NEAP_KLT_BITS + 1];
-    const float *table = neap_klt_default_table(bits);
-    if (bits == 0) return 1;
-    if (known[bits] > 0) return known[bits];
-    double sum = 0, weight = 0;
-    uint32_t k = 0;
-    for (double x = -5; x < 5; x += 1e-3) {
-        while (k + 1 < 1u << bits && x > ((double)table[k] + (double)table[k + 1]) / 2)
-            k++;
-        const double w = exp(-x * x / 2), off = x - (double)table[k];
-        sum += w * off * off;
-        weight += w;
-    }
-    return known[bits] = sum / weight;
-}
-
-/* The error that a row is expected to have: distortion of the kept, power of the others. */
-static double klt_expected_error(const klt_problem *p, uint32_t g) {
-    double sum = 0;
-    for (uint32_t c = 0; c < p->columns[g]; c++)
-        sum += p->sd[g][c] * p->sd[g][c] * klt_normal_distortion(p->bits[g][c]);
-    return sum;
-}
 #endif
