@@ -46,6 +46,8 @@ enum { BASELINE, STOCK, NEAP }; /* sides; from NEAP on the policies compared */
 /* All measurements of one policy at one level. */
 typedef struct series {
     double ttft_ms[NEAP_BENCH_REPS_MAX], restore_ms[NEAP_BENCH_REPS_MAX];
+    double alloc_ms[NEAP_BENCH_REPS_MAX];
+    double storage_ms[NEAP_BENCH_REPS_MAX], memory_ms[NEAP_BENCH_REPS_MAX];
     double prefill_ms[NEAP_BENCH_REPS_MAX], cpu_s[NEAP_BENCH_REPS_MAX];
     double storage_bytes[NEAP_BENCH_REPS_MAX], memory_bytes[NEAP_BENCH_REPS_MAX];
     double remaining, agreement;
@@ -296,8 +298,11 @@ static void record(side *s, size_t level, const neap_answer *answer, double rema
     const double ttft_ms = json_number_value(json_object_get(request, "ttft_ms"));
     e->ttft_ms[i] = answer->ttft_ms;
     e->cpu_s[i] = answer->cpu_s;
-    e->restore_ms[i] =
-        remaining < 1 ? json_number_value(json_object_get(request, "restore_ms")) : 0;
+    const bool restored = remaining < 1;
+    e->restore_ms[i] = restored ? json_number_value(json_object_get(request, "restore_ms")) : 0;
+    e->alloc_ms[i] = restored ? json_number_value(json_object_get(request, "alloc_ms")) : 0;
+    e->storage_ms[i] = restored ? json_number_value(json_object_get(request, "storage_ms")) : 0;
+    e->memory_ms[i] = restored ? json_number_value(json_object_get(request, "memory_ms")) : 0;
     e->prefill_ms[i] = ttft_ms > wait_ms ? ttft_ms - wait_ms : 0;
     e->storage_bytes[i] =
         (double)(neap_instance_count(after, "counters", "bytes_restored_storage") -
@@ -481,8 +486,13 @@ static double bound_ms(const bench *b, size_t level, size_t policy) {
 }
 
 static json_t *phases_json(const series *e) {
-    return json_pack("{s:n, s:f, s:f}", "alloc", "reload", median(e->restore_ms, e->n), "prefill",
-                     median(e->prefill_ms, e->n));
+    return json_pack("{s:f, s:f, s:f}", "alloc", median(e->alloc_ms, e->n), "reload",
+                     median(e->restore_ms, e->n), "prefill", median(e->prefill_ms, e->n));
+}
+
+static json_t *paths_json(const series *e) {
+    return json_pack("{s:f, s:f}", "storage", median(e->storage_ms, e->n), "memory",
+                     median(e->memory_ms, e->n));
 }
 
 static json_t *row_json(const bench *b, size_t level, size_t policy) {
@@ -505,6 +515,7 @@ static json_t *row_json(const bench *b, size_t level, size_t policy) {
         resident_ms > 0 ? ttft.median / resident_ms : 0, "cpu_s", median(e->cpu_s, e->n),
         "top1_agreement", e->agreement, "output_identical", e->identical, "attn",
         b->sides[policy].attn ? b->sides[policy].attn : "auto");
+    if (row) json_object_set_new(row, "path_ms", paths_json(e));
     if (row)
         json_object_set_new(row, "added_ratio_to_partial_offload",
                             level && added.n ? json_real(added.median) : json_null());

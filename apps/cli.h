@@ -35,6 +35,7 @@ int neap_cmd_demo(int argc, char **argv);
 int neap_cmd_bench(int argc, char **argv);
 int neap_bench_parity(int argc, char **argv);
 int neap_bench_ttft(int argc, char **argv);
+int neap_bench_evict(int argc, char **argv);
 int neap_bench_attn(int argc, char **argv);
 int neap_bench_codec(int argc, char **argv);
 

@@ -140,9 +140,12 @@ static void print_counters(const json_t *stat) {
            neap_cli_size(neap_instance_count(stat, "counters", "bytes_restored_memory")),
            (double)neap_instance_count(stat, "counters", "wait_ns") / 1e6,
            (unsigned long long)neap_instance_count(stat, "counters", "errors"));
-    printf("  last        first token after %.1f ms, restoring %.1f ms, %.0f %% of it overlapped\n",
+    printf("  last        first token after %.1f ms, restoring %.1f ms (from storage %.1f ms,\n"
+           "              from memory %.1f ms), %.0f %% of it overlapped\n",
            json_number_value(json_object_get(request, "ttft_ms")),
            json_number_value(json_object_get(request, "restore_ms")),
+           json_number_value(json_object_get(request, "storage_ms")),
+           json_number_value(json_object_get(request, "memory_ms")),
            100 * json_number_value(json_object_get(request, "overlap")));
 }
 

@@ -14,6 +14,7 @@
 
 #include <pthread.h>
 
+#include "crew.h"
 #include "pool.h"
 #include "pipeline.h"
 #include "profile.h"
@@ -45,6 +46,7 @@ typedef struct neap_plan_room {
 struct neap_engine {
     neap_pool *pool;
     neap_pipeline *pipeline;
+    neap_crew *crew; /* of the eviction that runs */
     const neap_policy *policy;
     char *program; /* constant, as the next */
     uint64_t keep_bytes;
@@ -69,8 +71,9 @@ struct neap_engine {
     uint64_t evictions, bytes_evicted, wait_ns;
     uint64_t request_began_ns; /* 0: no request open */
     uint64_t request_waited_ns;
-    uint64_t ttft_ns, restore_ns;
+    uint64_t ttft_ns, restore_ns, allocate_ns, path_ns[NEAP_N_PATHS];
     double overlap;
+    uint64_t n_needs; /* graphs that told what they need */
     const char *attention;
     uint64_t attentions, attentions_host;
     struct {
@@ -101,7 +104,8 @@ typedef struct neap_totals {
     uint32_t n_weights, n_weights_evicted, n_kv, n_kv_evicted, n_kv_on_storage, n_lost;
 } neap_totals;
 neap_totals neap_totals_get(neap_engine *engine); /* [L] */
-/* Room for a plan of all units there are. What fails is tried again by the eviction. */
+/* Room for a plan of all units there are, and the threads that carry it out. What fails of the room
+ * is tried again by the eviction. */
 void neap_plan_reserve(neap_engine *engine);
 
 /* trim.c: what an eviction could release now. */

@@ -32,6 +32,8 @@ static int wire(neap_engine *engine, const neap_options *options) {
     err = neap_pool_create(&pool_options, &engine->pool);
     if (err) return err;
     neap_engine_rates_open(engine, options->profile, dir);
+    err = neap_crew_create(options->evict_threads, &engine->crew);
+    if (err) return err;
     return neap_pipeline_create(engine->pool, neap_engine_rates_note, engine, &engine->pipeline);
 }
 
@@ -59,6 +61,7 @@ void neap_engine_free(neap_engine *engine) {
     neap_endpoint_close(engine); /* first: its threads evict and restore, as does the next */
     neap_watcher_stop(engine);
     neap_pipeline_free(engine->pipeline);
+    neap_crew_free(engine->crew);
     neap_engine_rates_close(engine);
     if (engine->regions) neap_log(NEAP_LOG_ERROR, "engine freed before its regions");
     neap_pool_free(engine->pool);

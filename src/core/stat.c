@@ -91,6 +91,9 @@ void neap_stat_get(neap_engine *engine, neap_stat *ret_stat) {
     stat.errors = c->errors;
     stat.ttft_ns = engine->ttft_ns;
     stat.restore_ns = engine->restore_ns;
+    stat.allocate_ns = engine->allocate_ns;
+    stat.storage_ns = engine->path_ns[NEAP_PATH_STORAGE];
+    stat.memory_ns = engine->path_ns[NEAP_PATH_MEMORY];
     stat.overlap = engine->overlap;
     stat.read_bps = engine->rates.read.bps;
     stat.decode_bps = engine->rates.decode.bps;

@@ -197,8 +197,10 @@ static json_t *stat_counters(const neap_stat *stat) {
 }
 
 static json_t *stat_request(const neap_stat *stat) {
-    return json_pack("{s:f, s:f, s:f}", "ttft_ms", (double)stat->ttft_ns / 1e6, "restore_ms",
-                     (double)stat->restore_ns / 1e6, "overlap", stat->overlap);
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "ttft_ms", (double)stat->ttft_ns / 1e6,
+                     "restore_ms", (double)stat->restore_ns / 1e6, "alloc_ms",
+                     (double)stat->allocate_ns / 1e6, "storage_ms", (double)stat->storage_ns / 1e6,
+                     "memory_ms", (double)stat->memory_ns / 1e6, "overlap", stat->overlap);
 }
 
 static json_t *stat_profile(const neap_stat *stat) {

@@ -74,6 +74,11 @@ static void push_access(backend_context *ctx, access entry) {
     ctx->accesses[ctx->n_accesses++] = entry;
 }
 
+/* Whether what reads the unit has to say so. */
+static bool is_listed(neap_unit_id unit) {
+    return neap_tracks_use(neap_plugin_engine()) || !neap_unit_resident(neap_plugin_engine(), unit);
+}
+
 typedef struct visit_context {
     backend_context *backend;
     int node;
@@ -88,7 +93,7 @@ static int push_read(neap_layer_cache *layer, uint32_t stream, uint32_t first, u
     for (uint32_t chunk = first / NEAP_CHUNK_CELLS; chunk <= (first + n - 1) / NEAP_CHUNK_CELLS;
          chunk++) {
         neap_unit_id unit = neap_kv_unit(layer->kv, stream, chunk);
-        if (unit != last && !neap_unit_resident(neap_plugin_engine(), unit) &&
+        if (unit != last && is_listed(unit) &&
             (!inside || neap_attend_reads(attend, visit->node, stream, chunk))) {
             push_access(visit->backend, (access){.node = visit->node,
                                                  .inside = inside,
@@ -256,7 +261,7 @@ static void collect_weight(backend_context *ctx, const struct ggml_cgraph *graph
     const struct ggml_tensor *node = graph->nodes[at];
     bool by_ids = src == 0 && reads_by_ids(node, weight);
     for (size_t u = 0; u < weight->n_units; u++) {
-        if (neap_unit_resident(neap_plugin_engine(), weight->units[u])) {
+        if (!is_listed(weight->units[u])) {
             continue;
         }
         if (by_ids) {
@@ -330,9 +335,9 @@ static uint32_t last_chunk(const access *entry) {
     return (entry->first + entry->n - 1) / NEAP_CHUNK_CELLS;
 }
 
-/* Of the experts that the ids name, those that are away, each once, into ctx->units; -> how many.
+/* Of the experts that the ids name, those to be listed, each once, into ctx->units; -> how many.
  * The ids have been computed. */
-static size_t list_away(backend_context *ctx, const access *entry) {
+static size_t list_experts(backend_context *ctx, const access *entry) {
     const neap_weight *weight = entry->experts;
     const struct ggml_tensor *ids = entry->ids;
     size_t n = 0;
@@ -352,7 +357,7 @@ static size_t list_away(backend_context *ctx, const access *entry) {
     }
     for (size_t expert = 0; expert < weight->n_units; expert++) {
         neap_unit_id unit = ctx->units[expert];
-        if (unit != NEAP_UNIT_NONE && !neap_unit_resident(neap_plugin_engine(), unit)) {
+        if (unit != NEAP_UNIT_NONE && is_listed(unit)) {
             ctx->units[n++] = unit;
         }
     }
@@ -363,7 +368,7 @@ static size_t list_away(backend_context *ctx, const access *entry) {
 static bool is_ready(backend_context *ctx, const access *entry, int begin) {
     neap_engine *engine = neap_plugin_engine();
     if (entry->experts != NULL) {
-        return entry->ids_node < begin && list_away(ctx, entry) == 0;
+        return entry->ids_node < begin && list_experts(ctx, entry) == 0;
     }
     if (!entry->is_write) {
         return neap_unit_resident(engine, entry->unit);
@@ -378,7 +383,7 @@ static bool is_ready(backend_context *ctx, const access *entry, int begin) {
 
 /* All of them start before the first is waited for. */
 static int fetch_experts(backend_context *ctx, const access *entry) {
-    size_t n = list_away(ctx, entry);
+    size_t n = list_experts(ctx, entry);
     int err = neap_need(neap_plugin_engine(), ctx->units, n);
     for (size_t i = 0; i < n && err == 0; i++) {
         err = neap_wait(neap_plugin_engine(), ctx->units[i]);
@@ -568,7 +573,8 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend, struct ggm
         return GGML_STATUS_FAILED;
     }
     neap_use_begin(engine, NEAP_USE_COMPUTE);
-    bool all_resident = neap_all_resident(engine);
+    /* A policy that goes by use wants to know what the graph needs anyway. */
+    bool all_resident = neap_all_resident(engine) && !neap_tracks_use(engine);
     const neap_attend_job job = {
         .cpu = ctx->cpu, .n_threads = ctx->n_threads, .all_resident = all_resident};
     err = neap_attend_plan(ctx->attend, graph, &job);

@@ -98,6 +98,10 @@ static void create_engine(void) {
         .pressure_watch = env_text("MEMORY_PRESSURE_WATCH"),
         .pressure_write = env_text("MEMORY_PRESSURE_WRITE"),
     };
+    uint64_t long_cells = env_bytes("NEAP_ATTN_CELLS"); /* neap bench attn */
+    if (long_cells > 0 && long_cells <= 1 << 20) {
+        neap_attend_long_cells = (int64_t)long_cells;
+    }
     options.profile = profile_path(options.swap_dir, profile, sizeof profile);
     if (neap_attend_choice == NEAP_ATTEND_OPENCL) {
         neap_attend_open_device(&options);

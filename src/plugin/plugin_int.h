@@ -199,7 +199,9 @@ bool neap_attend_reads(const neap_attend *attend, int node, uint32_t stream, uin
 /* First error of the planned nodes in [begin, end) of the graph, or 0; and its node. */
 int neap_attend_result(const neap_attend *attend, int begin, int end, int *ret_node);
 
-/* attend_choice.c: whether our kernels are to compute this node (which they can). */
+/* attend_choice.c */
+extern int64_t neap_attend_long_cells; /* the long context that is timed; set before first graph */
+/* Whether our kernels are to compute this node (which they can). */
 bool neap_attend_choose(const struct ggml_tensor *node, ggml_backend_t cpu, int n_threads);
 
 /* graph.c */

@@ -9,14 +9,15 @@
  *                   +----------|------- any state -----+  |  failed, try again  ^
  *                              +--------------------------+---------------------+
  *
- * Who moves a unit: an evictor (core/evict.c; one at a time, no use active, nothing RESTORING), a
+ * Who moves a unit: an evictor (core/evict.c; one eviction at a time, its threads each with units
+ * of their own, no use active, nothing RESTORING), a
  * restoring thread (sched), a writer within a use (core/kv.c). A weight unit is never EMPTY or
  * LOST.
  *
  * Invariants
  *  1 n_absent counts the units EVICTING, EVICTED, RESTORING or LOST; when it is 0 every byte of
  *    every unit may be read. It is raised before and lowered after the bytes are unreadable.
- *  2 A unit stands in a queue only while EVICTED.
+ *  2 A unit stands in a queue only while EVICTED, or RESTORING with its pages committed.
  *  3 An EMPTY unit has no cells in use and no copy; a KV unit in any other state has cells in use.
  *  4 An EVICTED or RESTORING KV unit has exactly one copy: on the stack or in the swap file.
  *  5 A RESIDENT unit has no copy on the stack; one in the swap file equals its bytes (after the
@@ -137,6 +138,7 @@ void neap_unit_delete(neap_pool *pool, neap_unit *unit) {
     unit->used = 0;
     unit->last_error = 0;
     unit->passed_over = 0;
+    unit->last_use = 0;
     unit->next = pool->free_units;
     pool->free_units = unit;
 }
@@ -208,16 +210,6 @@ neap_span neap_span_inward(void *addr, size_t len) {
     const uintptr_t begin = NEAP_ROUND_UP((uintptr_t)addr, page);
     const uintptr_t end = NEAP_ROUND_DOWN((uintptr_t)addr + len, page);
     return (neap_span){(char *)addr + (begin - (uintptr_t)addr), end > begin ? end - begin : 0};
-}
-
-int neap_span_drop(const neap_pool *pool, neap_span span, uint64_t *inout_dropped) {
-    (void)pool;
-    if (span.len == 0) return 0;
-    uint64_t held = span.len;
-    if (neap_vm_held(span.addr, span.len, &held) != 0) held = span.len;
-    const int err = neap_vm_drop(span.addr, span.len);
-    if (!err) *inout_dropped += held;
-    return err;
 }
 
 /* Poison is an aid to debugging: where the kernel refuses it nothing is wrong. */
@@ -292,7 +284,11 @@ neap_path neap_unit_path(const neap_unit *unit) {
 }
 
 int neap_pool_allocate(neap_pool *pool, neap_unit *unit) {
-    return unit->is_kv ? neap_kv_unit_allocate(pool, unit) : neap_weight_unit_allocate(pool, unit);
+    const uint64_t began_ns = neap_clock_ns();
+    const int err =
+        unit->is_kv ? neap_kv_unit_allocate(pool, unit) : neap_weight_unit_allocate(pool, unit);
+    unit->allocate_ns = neap_clock_ns() - began_ns;
+    return err;
 }
 
 int neap_pool_load(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
@@ -305,15 +301,24 @@ static bool is_loss(const neap_unit *unit, int err) {
     return unit->is_kv && err == NEAP_E_CORRUPT;
 }
 
+/* [L] */
+static void count_time(neap_pool_counters *counters, const neap_unit *unit, uint64_t began_ns) {
+    const neap_path path = neap_unit_path(unit);
+    if (!counters->restore_first_ns || began_ns < counters->restore_first_ns)
+        counters->restore_first_ns = began_ns;
+    if (!counters->path_first_ns[path] || began_ns < counters->path_first_ns[path])
+        counters->path_first_ns[path] = began_ns;
+    counters->restore_last_ns = counters->path_last_ns[path] = neap_clock_ns();
+    counters->allocate_ns += unit->allocate_ns;
+}
+
 void neap_pool_finish(neap_pool *pool, neap_unit *unit, int err, uint64_t began_ns) {
     if (err && unit->is_kv) neap_kv_unit_release(pool, unit);
     if (err && !unit->is_kv) neap_weight_unit_release(pool, unit);
 
     pthread_mutex_lock(&pool->lock);
     neap_pool_counters *counters = &pool->counters;
-    if (!counters->restore_first_ns || began_ns < counters->restore_first_ns)
-        counters->restore_first_ns = began_ns;
-    counters->restore_last_ns = neap_clock_ns();
+    count_time(counters, unit, began_ns);
     unit->last_error = err;
     if (err) {
         if (is_loss(unit, err)) neap_unit_forget_copies(pool, unit);
@@ -380,7 +385,7 @@ typedef struct check_context {
 
 static void check_copies(const neap_unit *unit, neap_unit_state state) {
     const bool away = state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_RESTORING;
-    if (unit->queued && state != NEAP_UNIT_EVICTED) BROKEN(unit, "2");
+    if (unit->queued && !away) BROKEN(unit, "2");
     if (state == NEAP_UNIT_RESIDENT && unit->stack) BROKEN(unit, "5");
     if (unit->is_kv) {
         const bool empty = state == NEAP_UNIT_EMPTY;

@@ -64,9 +64,9 @@ static void unlink_unit(neap_pipeline *pipeline, neap_unit *unit) {
 }
 
 /* Between claim and finish the unit is this thread's own. */
-static int restore_claimed(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
+static int restore_claimed(neap_pool *pool, neap_unit *unit, bool allocated, neap_worker *worker) {
     const uint64_t began_ns = neap_clock_ns();
-    int err = neap_pool_allocate(pool, unit);
+    int err = allocated ? 0 : neap_pool_allocate(pool, unit);
     if (!err) err = neap_pool_load(pool, unit, worker);
     neap_pool_finish(pool, unit, err, began_ns);
     return err;
@@ -123,9 +123,11 @@ static void *restorer_main(void *ctx) {
         }
         unlink_unit(pipeline, unit);
         run_enter(self, unit);
-        neap_pool_claim(pool, unit);
+        const bool allocated = neap_unit_state_of(unit) == NEAP_UNIT_RESTORING;
+        if (!allocated) neap_pool_claim(pool, unit);
         pthread_mutex_unlock(&pool->lock);
-        const int err = restore_claimed(pool, unit, &worker); /* finish told whoever waits */
+        /* finish told whoever waits */
+        const int err = restore_claimed(pool, unit, allocated, &worker);
         pthread_mutex_lock(&pool->lock);
         if (err) pipeline->runs[self->path].is_spoilt = true;
     }
@@ -186,7 +188,7 @@ void neap_pipeline_free(neap_pipeline *pipeline) {
 }
 
 void neap_pipeline_push(neap_pipeline *pipeline, neap_unit *unit, bool front) {
-    assert(neap_unit_state_of(unit) == NEAP_UNIT_EVICTED && pipeline->n_threads > 0);
+    assert(pipeline->n_threads > 0);
     if (unit->queued && !front) return;
     if (unit->queued) unlink_unit(pipeline, unit);
     neap_path path = neap_unit_path(unit);
@@ -212,8 +214,10 @@ void neap_pipeline_remove(neap_pipeline *pipeline, neap_unit *unit) {
 void neap_pipeline_quiesce(neap_pipeline *pipeline) {
     neap_pool *pool = pipeline->pool;
     for (int i = 0; i < NEAP_N_PATHS; i++)
-        while (pipeline->queues[i].first)
-            unlink_unit(pipeline, pipeline->queues[i].first);
+        for (neap_unit *unit = pipeline->queues[i].first, *next; unit; unit = next) {
+            next = unit->next;
+            if (neap_unit_state_of(unit) == NEAP_UNIT_EVICTED) unlink_unit(pipeline, unit);
+        }
     pthread_cond_broadcast(&pool->changed);
     while (pool->n_restoring > 0)
         pthread_cond_wait(&pool->changed, &pool->lock);
@@ -228,7 +232,7 @@ int neap_pipeline_restore_here(neap_pipeline *pipeline, neap_unit *unit, neap_wo
     if (unit->queued) unlink_unit(pipeline, unit);
     neap_pool_claim(pool, unit);
     pthread_mutex_unlock(&pool->lock);
-    const int err = restore_claimed(pool, unit, worker);
+    const int err = restore_claimed(pool, unit, false, worker);
     pthread_mutex_lock(&pool->lock);
     return err;
 }

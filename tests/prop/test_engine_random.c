@@ -1,6 +1,7 @@
 /* Random writes, evictions, restores, clears and waits on one engine against a shadow copy of every
  * byte; evicted ranges are inaccessible. The seed is printed; NEAP_TEST_SEED repeats a run. */
 #include "clock.h"
+#include "policy.h"
 #include "rig.h"
 
 enum { N_STEPS = 1500 };
@@ -37,7 +38,7 @@ static void step_evict(rig *r, rig_random *random) {
     rig_note_evicted(r);
 }
 
-static void step_request(rig *r, rig_random *random) {
+static void step_request(rig *r, rig_random *random, const neap_policy *policy) {
     neap_unit_id units[RIG_WEIGHTS + RIG_CACHES * RIG_CHUNKS];
     size_t n = 0;
     const uint32_t stream = rig_below(random, RIG_STREAMS);
@@ -49,6 +50,8 @@ static void step_request(rig *r, rig_random *random) {
         for (uint32_t c = 0; c < RIG_CHUNKS; c++)
             if (rig_below(random, 3)) units[n++] = neap_kv_unit(r->caches[i].kv, stream, c);
     CHECK(neap_need(r->engine, units, n) == 0);
+    for (size_t i = 0; !policy->overlap && i < n; i++)
+        CHECK(neap_unit_resident(r->engine, units[i]));
     const uint32_t n_waits = rig_below(random, 12);
     for (uint32_t i = 0; i < n_waits; i++) {
         if (rig_below(random, 2)) {
@@ -96,7 +99,7 @@ static void run(uint64_t seed, const char *codec, const char *policy, int n_step
         else if (what < 65)
             step_evict(&r, &random);
         else if (what < 88)
-            step_request(&r, &random);
+            step_request(&r, &random, neap_policy_find(policy));
         else if (what < 92)
             step_stat(&r);
         else if (what < 94) {
@@ -124,5 +127,9 @@ int main(void) {
     run(seed + 1, "q8", "hybrid", N_STEPS);
     run(seed + 2, "none", "partial-offload", N_STEPS / 2);
     run(seed + 3, "q8", "partial-offload", N_STEPS / 2);
+    run(seed + 4, "q8", "lru", N_STEPS / 2);
+    run(seed + 5, "q8", "mz-no", N_STEPS / 2);
+    run(seed + 6, "none", "mz-ar", N_STEPS / 2);
+    run(seed + 7, "q8", "mz-rp", N_STEPS / 2);
     return 0;
 }

@@ -142,5 +142,8 @@ int main(void) {
     fflush(stdout);
     run(seed, "hybrid");
     run(seed, "partial-offload");
+    run(seed, "lru");
+    run(seed, "mz-no");
+    run(seed, "mz-rp");
     return 0;
 }

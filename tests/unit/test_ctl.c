@@ -162,6 +162,9 @@ static void stat_reply(void) {
                       .attentions = 5,
                       .attentions_host = 4,
                       .ttft_ns = 1500000,
+                      .allocate_ns = 500000,
+                      .storage_ns = 2000000,
+                      .memory_ns = 250000,
                       .overlap = 0.25,
                       .read_bps = 1500000000,
                       .decode_bps = 250000000,
@@ -193,6 +196,9 @@ static void stat_reply(void) {
     CHECK(json_integer_value(json_object_get(attention, "nodes_host")) == 4);
     const json_t *request = json_object_get(instance, "last_request");
     CHECK(json_real_value(json_object_get(request, "ttft_ms")) == 1.5);
+    CHECK(json_real_value(json_object_get(request, "alloc_ms")) == 0.5);
+    CHECK(json_real_value(json_object_get(request, "storage_ms")) == 2);
+    CHECK(json_real_value(json_object_get(request, "memory_ms")) == 0.25);
     CHECK(json_real_value(json_object_get(request, "overlap")) == 0.25);
     const json_t *profile = json_object_get(instance, "profile");
     CHECK(json_real_value(json_object_get(profile, "read_gbps")) == 1.5);
