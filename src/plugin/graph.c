@@ -368,7 +368,11 @@ static size_t list_experts(backend_context *ctx, const access *entry) {
 static bool is_ready(backend_context *ctx, const access *entry, int begin) {
     neap_engine *engine = neap_plugin_engine();
     if (entry->experts != NULL) {
-        return entry->ids_node < begin && list_experts(ctx, entry) == 0;
+        size_t n = entry->ids_node < begin ? list_experts(ctx, entry) : 0, n_resident = 0;
+        while (n_resident < n && neap_unit_resident(engine, ctx->units[n_resident])) {
+            n_resident++;
+        }
+        return entry->ids_node < begin && n_resident == n;
     }
     if (!entry->is_write) {
         return neap_unit_resident(engine, entry->unit);

@@ -66,7 +66,7 @@ def body(work):
     # With experts that begin and end with a page, nothing of an evicted one is left to be read.
     for arch, kind, alignment, policy, swap_limit in (
             ("qwen3moe", "f16", 4096, "hybrid", None),
-            ("qwen3moe", "q4_0", 32, "hybrid", None),
+            ("qwen3moe", "q4_0", 32, "lru", None),
             ("gpt-oss", "q4_0", 32, "hybrid", "64K"),
             ("granite_swa", "q8_0", 32, "partial-offload", None)):
         model = moe.write(os.path.join(work, "moe.gguf"), s.model_path(s.SMOLLM2), arch, kind,
