@@ -1,7 +1,7 @@
 /* klt_slot.c - what a klt model does to a real cache: klt_slot MODEL DIGEST SLOT [OUT]
  * Codes and decodes the slot file of llama-server (one context from its beginning on), prints ratio
- * and error as JSON, and writes the slot with what came back to OUT. The layers of the model are the
- * first ones of the file. */
+ * and error as JSON, and writes the slot with what came back to OUT. The layers of the model are
+ * the first ones of the file. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
