@@ -134,8 +134,8 @@ static bool is_busy(const neap_engine *engine) { /* use_lock is held */
     return engine->n_uses > 0 || engine->alone || engine->n_waiting_alone > 0;
 }
 
-/* Takes the next chunk. Whoever begins a use after the look at n_uses may write cells only once it
- * has had the pool's lock. Fails: -EBUSY (the engine is used, or was), -EAGAIN (another chunk is
+/* Takes the next chunk. No use begins meanwhile: it could change positions before it asks to write
+ * the cells. Fails: -EBUSY (the engine is used, or was), -EAGAIN (another chunk is
  * the next one by now). */
 static int take(neap_write_behind *w, size_t size, neap_copy *ret_copy) {
     neap_engine *engine = w->engine;
@@ -147,12 +147,12 @@ static int take(neap_write_behind *w, size_t size, neap_copy *ret_copy) {
         return -EBUSY;
     }
     pthread_mutex_lock(&pool->lock);
-    pthread_mutex_unlock(&engine->use_lock);
     neap_unit *unit = neap_pool_next_to_copy(pool);
     size_t most;
     const bool fits = unit && neap_pool_copy_size(pool, unit, &most) == size;
     if (fits) neap_pool_copy_take(pool, unit, w->worker.bounce, ret_copy);
     pthread_mutex_unlock(&pool->lock);
+    pthread_mutex_unlock(&engine->use_lock);
     return fits ? 0 : -EAGAIN;
 }
 
