@@ -201,7 +201,8 @@ int neap_ttft_context_rewind(const neap_ttft_grid *g, const neap_ttft_side *s) {
 
 /* True when an eviction may not change a bit. */
 static bool is_exact(const neap_ttft_grid *g, const neap_ttft_side *s) {
-    return neap_ttft_is_paging(s) || neap_codec_find(g->bench->codec)->lossless ||
+    const neap_codec *codec = neap_codec_find(g->bench->codec); /* NULL: klt */
+    return neap_ttft_is_paging(s) || (codec && codec->lossless) ||
            neap_policy_find(s->policy)->clean_storage;
 }
 

@@ -360,7 +360,7 @@ typedef struct neap_stat {
     neap_rate_source rate_source;
     char model[256];
     char codec[32], policy[32];
-    char codec_note[192]; /* klt: which file, or why another codec is at work; else empty */
+    char codec_note[320]; /* klt: which file, or why another codec is at work; else empty */
     double kv_ratio;      /* f16 bytes of KV chunks that have a copy, over the copies; 0: none */
     /* klt: mean error of what it coded over what its training makes expect, 0: nothing; chunks that
      * it coded, and chunks of its layers that q8 did. */

@@ -70,7 +70,7 @@ struct neap_engine {
     /* pool's lock */
     neap_region *regions;
     char model[256];
-    char codec_note[192];
+    char codec_note[320];
     neap_stage stage; /* of the last plan */
     neap_rates rates;
     struct neap_profile_link *profile; /* rates.c; NULL: none. The pointer is constant */

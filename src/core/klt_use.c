@@ -14,27 +14,22 @@ static void note(neap_engine *engine, bool in_use, const char *text) {
     pthread_mutex_unlock(&engine->pool->lock);
 }
 
-static const char *last_part(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash && slash[1] ? slash + 1 : path;
-}
-
-static void tell_why_not(neap_engine *engine, const char *model, int err) {
+static void tell_why_not(neap_engine *engine, const char *path, int err) {
     char text[sizeof engine->codec_note], ratio[32] = "";
     if (engine->klt_ratio > 0) snprintf(ratio, sizeof ratio, "--ratio %g ", engine->klt_ratio);
     if (err == -ENOENT)
         snprintf(text, sizeof text,
-                 "q8 instead: klt has learned nothing about this model%s (neap train %s%.80s)",
-                 engine->klt_ratio > 0 ? " at that ratio" : "", ratio, model);
+                 "q8 instead: klt has learned nothing about this model%s (neap train %s%s)",
+                 engine->klt_ratio > 0 ? " at that ratio" : "", ratio, path);
     else if (err == NEAP_E_CORRUPT || err == NEAP_E_VERSION || err == NEAP_E_CHANGED)
         snprintf(text, sizeof text,
-                 "q8 instead: what klt learned is %s (make it anew: neap train %s%.80s)",
+                 "q8 instead: what klt learned is %s (make it anew: neap train %s%s)",
                  err == NEAP_E_CORRUPT   ? "damaged"
                  : err == NEAP_E_CHANGED ? "of another model"
                                          : "of another version",
-                 ratio, model);
+                 ratio, path);
     else
-        snprintf(text, sizeof text, "q8 instead: %s: %s", model, neap_strerror(err));
+        snprintf(text, sizeof text, "q8 instead: %s: %s", path, neap_strerror(err));
     note(engine, false, text);
 }
 
@@ -57,7 +52,7 @@ void neap_use_gguf(neap_engine *engine, const char *path) {
         err = set_err;
     }
     if (err)
-        tell_why_not(engine, last_part(path), err);
+        tell_why_not(engine, path, err);
     else
         note(engine, true, name);
 }

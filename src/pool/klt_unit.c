@@ -1,10 +1,12 @@
 /* klt_unit.c - chunks of caches that a klt model fits: one layer's, K and V as f16 rows.
  *
- * klt is lossy and not idempotent: coding a chunk again that it decoded would add error. So its
- * copies are on storage only, where a record outlives the restoration and makes the unit clean; a
- * chunk is coded again only once it was written to. For the same reason a chunk that another lossy
- * codec has rounded - because klt refused it, or storage took nothing when it went - stays with
- * that one until it is written to (keeps_codec).
+ * klt is lossy and not idempotent: coding a chunk again that it decoded would add error. So
+ *   - its copies are on storage only, where a record outlives the restoration and makes the unit
+ *     clean: a chunk is coded again only once it was written to;
+ *   - a chunk that another lossy codec has rounded - klt refused it, or storage took nothing when
+ *     it went - stays with that one until it is written to (keeps_codec);
+ *   - chunks with cells to spare, which change with every token, are left to the other codec, which
+ *     is idempotent.
  *
  * K is decoded to the positions that it had when it was coded: they are noted with the record, for
  * the host may change its own (a context shift) before the chunk is back. */
@@ -92,7 +94,10 @@ void neap_klt_fit(neap_kv *kv) {
 }
 
 bool neap_klt_takes(const neap_pool *pool, const neap_unit *unit) {
-    return unit->kv->klt.block >= 0 && !unit->keeps_codec && pool->storage_codec;
+    const neap_kv *kv = unit->kv;
+    if (kv->klt.block < 0 || unit->keeps_codec || !pool->storage_codec) return false;
+    const uint32_t left = kv->layout.n_cells - unit->chunk * NEAP_CHUNK_CELLS;
+    return unit->used == (left < NEAP_CHUNK_CELLS ? left : NEAP_CHUNK_CELLS);
 }
 
 /* ---- chunks ---- */

@@ -191,8 +191,8 @@ typedef struct neap_unit_bytes {
 } neap_unit_bytes;
 neap_unit_bytes neap_unit_size(const neap_unit *unit); /* [L] */
 uint64_t neap_kv_raw_bytes(const neap_unit *unit);     /* of its cells in use, uncompressed [L] */
-/* Whether klt is to code the chunk - its cache fits and no other codec has rounded it - and to how
- * many bytes. [L], or who evicts it */
+/* Whether klt is to code the chunk - its cache fits, all cells are in use, no other codec has
+ * rounded it - and to how many bytes. [L], or who evicts it */
 bool neap_klt_takes(const neap_pool *pool, const neap_unit *unit);
 size_t neap_klt_expected(const neap_unit *unit);
 

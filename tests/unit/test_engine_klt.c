@@ -14,7 +14,8 @@
 #include "neap.h"
 #include "vm.h"
 
-enum { CELLS = 900, USED = 700, TAIL = 512, CACHES = 3, CHUNKS = 3 };
+/* Two full chunks, which are klt's where it fits, and one that has cells to spare. */
+enum { CELLS = 900, USED = 700, TAIL = 512, CACHES = 3, CHUNKS = 3, FULL = 2 };
 
 static const klt_shape shape = {.n_blocks = 2,
                                 .n_layers = 1,
@@ -216,13 +217,13 @@ static void test_cycles(void) {
     neap_stat stat = stat_of(&w);
     CHECK(strcmp(stat.codec, "klt") == 0 && strstr(stat.codec_note, "klt-layer-8") &&
           strstr(stat.codec_note, "q8 for 1"));
-    CHECK(stat.klt_chunks == 2 * CHUNKS && stat.klt_left == 0);
-    CHECK(stat.kv_ratio > 3 && stat.klt_error > 0 && stat.klt_error < 1.2);
+    CHECK(stat.klt_chunks == 2 * FULL && stat.klt_left == 2);
+    CHECK(stat.kv_ratio > 2.5 && stat.klt_error > 0 && stat.klt_error < 1.2);
     CHECK(stat.kv_compressed_memory == 0);
     restore(&w);
     CHECK(!same(&w, exact));
     for (int i = 0; i < 2; i++) {
-        CHECK(loss(&w, exact, i) > 1e-6 && loss(&w, exact, i) < 0.1);
+        CHECK(loss(&w, exact, i) > 1e-4 && loss(&w, exact, i) < 0.1);
         CHECK(memcmp(w.planes[i][0], exact + (size_t)(2 * i) * USED * ROW, 4 * ROW) == 0);
     }
     CHECK(loss(&w, exact, 2) < 1e-4); /* q8 */
@@ -239,17 +240,23 @@ static void test_cycles(void) {
     CHECK(stat_of(&w).bytes_written_storage == before);
     restore(&w);
 
-    /* A growing tail: only that chunk is coded again. */
+    /* A growing tail is q8's, and none of its cells changes, until it is full. */
     neap_use_begin(w.engine, NEAP_USE_COMPUTE);
     put(&w, 0, USED, 40, false);
     neap_use_end(w.engine, NEAP_USE_COMPUTE);
     evict(&w);
+    CHECK(stat_of(&w).klt_chunks == 2 * FULL);
     const uint64_t more = stat_of(&w).bytes_written_storage - before;
-    CHECK(more > 0 && more < (USED - TAIL + 40) * 2 * ROW / 2);
+    CHECK(more > 0 && more < (USED - TAIL + 40) * 2 * ROW);
     restore(&w);
-    CHECK(memcmp(w.planes[0][0], rounded, (size_t)TAIL * ROW) == 0);
-    CHECK(memcmp(w.planes[0][0] + (size_t)TAIL * ROW, rounded + (size_t)TAIL * ROW,
-                 (size_t)(USED - TAIL) * ROW) != 0);
+    CHECK(same(&w, rounded));
+    neap_use_begin(w.engine, NEAP_USE_COMPUTE);
+    put(&w, 0, USED + 40, 768 - USED - 40, false);
+    neap_use_end(w.engine, NEAP_USE_COMPUTE);
+    evict(&w);
+    CHECK(stat_of(&w).klt_chunks == 2 * FULL + 1);
+    restore(&w);
+    CHECK(memcmp(w.planes[0][0], rounded, (size_t)TAIL * ROW) == 0 && !same(&w, rounded));
     stop(&w);
     free(exact);
     free(rounded);
@@ -266,7 +273,7 @@ static void test_positions(void) {
     fill(&w);
     char *exact = snapshot(&w);
     evict(&w);
-    CHECK(stat_of(&w).klt_chunks == 2 * CHUNKS && stat_of(&w).klt_error < 1.2);
+    CHECK(stat_of(&w).klt_chunks == 2 * FULL && stat_of(&w).klt_error < 1.2);
     restore(&w);
     CHECK(loss(&w, exact, 0) < 0.1 && loss(&w, exact, 1) < 0.1);
     char *rounded = snapshot(&w);
@@ -296,21 +303,21 @@ static void test_refused(void) {
     char *exact = snapshot(&w);
     evict(&w);
     neap_stat stat = stat_of(&w);
-    CHECK(stat.klt_left == 3 && stat.klt_chunks == 3);
+    CHECK(stat.klt_left == 5 && stat.klt_chunks == 1);
     restore(&w);
     char *rounded = snapshot(&w);
     CHECK(loss(&w, exact, 0) < 0.1);
     for (int32_t i = 0; i < CELLS; i++)
         w.positions[i] = i;
     evict(&w);
-    CHECK(stat_of(&w).klt_left == 3);
+    CHECK(stat_of(&w).klt_left == 5);
     restore(&w);
     CHECK(same(&w, rounded));
     neap_use_begin(w.engine, NEAP_USE_COMPUTE);
     put(&w, 0, 0, 256, false);
     neap_use_end(w.engine, NEAP_USE_COMPUTE);
     evict(&w);
-    CHECK(stat_of(&w).klt_left == 2 && stat_of(&w).klt_chunks == 4);
+    CHECK(stat_of(&w).klt_left == 4 && stat_of(&w).klt_chunks == 2);
     stop(&w);
     free(exact);
     free(rounded);
@@ -353,11 +360,11 @@ static void test_write_behind(void) {
                              .write_behind_on_battery = true});
     fill(&w);
     const uint64_t until_ns = neap_clock_ns() + 20000000000u;
-    while (stat_of(&w).clean_chunks < 3 * 2) {
+    while (stat_of(&w).clean_chunks < CACHES * FULL) {
         CHECK(neap_clock_ns() < until_ns);
         usleep(1000);
     }
-    CHECK(stat_of(&w).klt_chunks == 2 * 2);
+    CHECK(stat_of(&w).klt_chunks == 2 * FULL);
     CHECK(!same(&w, rounded)); /* still exact */
     evict(&w);
     restore(&w);
