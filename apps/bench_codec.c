@@ -25,7 +25,7 @@
 #define DEFAULT_REPS 5
 #define QUICK_CONTEXT 2048
 #define DEFAULT_CONTEXT 4096
-#define CODECS_MAX 8
+#define CODECS_MAX 32
 /* English prose that every Debian has. */
 #define DEFAULT_TEXT "/usr/share/common-licenses/GPL-3"
 
@@ -138,90 +138,115 @@ static int load_cache(bench *b, const char *model) {
 
 /* ---- coding ---- */
 
-/* Chunk i of the cache as klt sees it: every layer has the same number of chunks. */
-static neap_klt_chunk klt_chunk(const bench *b, const coder *c, const neap_codec_chunk *chunk,
-                                size_t i, int32_t positions[NEAP_KLT_ROWS]) {
+/* Chunk i of the cache and those of the block's other layers, as klt sees them. False: chunk i goes
+ * with that of an earlier layer. Every layer has the same number of chunks. */
+static bool klt_chunk(const bench *b, const coder *c, const neap_codec_chunk *chunks, size_t i,
+                      int32_t positions[NEAP_KLT_ROWS], neap_klt_chunk *ret_chunk) {
     const size_t n_per_layer = b->kv.n_chunks / b->kv.n_layers;
     uint32_t at;
     const int block = neap_klt_model_find(c->klt, (uint32_t)(i / n_per_layer), &at);
+    if (at != 0) return false;
     for (uint32_t r = 0; r < NEAP_KLT_ROWS; r++)
         positions[r] = (int32_t)(i % n_per_layer * NEAP_KLT_ROWS + r);
-    const neap_codec_plane *k = &chunk->planes[0], *v = &chunk->planes[1];
-    return (neap_klt_chunk){.block = (uint32_t)block,
-                            .n_rows = k->n_rows,
-                            .positions = positions,
-                            .k = {{k->data, k->row_stride}},
-                            .v = {{v->data, v->row_stride}}};
+    *ret_chunk = (neap_klt_chunk){
+        .block = (uint32_t)block, .n_rows = chunks[i].planes[0].n_rows, .positions = positions};
+    const uint32_t n_layers = neap_klt_model_spec(c->klt)->blocks[block].n_layers;
+    for (uint32_t l = 0; l < n_layers; l++) {
+        const neap_codec_plane *planes = chunks[i + l * n_per_layer].planes;
+        ret_chunk->k[l] = (neap_klt_plane){planes[0].data, planes[0].row_stride};
+        ret_chunk->v[l] = (neap_klt_plane){planes[1].data, planes[1].row_stride};
+    }
+    return true;
 }
 
 static size_t coder_bound(const bench *b, const coder *c, size_t i) {
     if (c->codec) return c->codec->bound(&b->kv.chunks[i]);
     int32_t positions[NEAP_KLT_ROWS];
-    const neap_klt_chunk chunk = klt_chunk(b, c, &b->kv.chunks[i], i, positions);
-    return neap_klt_bound(c->klt, &chunk);
+    neap_klt_chunk chunk;
+    return klt_chunk(b, c, b->kv.chunks, i, positions, &chunk) ? neap_klt_bound(c->klt, &chunk) : 0;
 }
 
-static int coder_encode(const bench *b, const coder *c, const neap_codec_chunk *chunk, size_t i,
+static int coder_encode(const bench *b, const coder *c, const neap_codec_chunk *chunks, size_t i,
                         size_t *ret_len) {
     const size_t cap = coder_bound(b, c, i);
-    if (c->codec) return c->codec->encode(chunk, b->room, cap, ret_len);
+    if (c->codec) return c->codec->encode(&chunks[i], b->room, cap, ret_len);
     int32_t positions[NEAP_KLT_ROWS];
-    const neap_klt_chunk of = klt_chunk(b, c, chunk, i, positions);
-    return neap_klt_encode(c->klt, &of, b->scratch, b->room, cap, ret_len, NULL);
+    neap_klt_chunk chunk;
+    *ret_len = 0;
+    if (!klt_chunk(b, c, chunks, i, positions, &chunk)) return 0;
+    return neap_klt_encode(c->klt, &chunk, b->scratch, b->room, cap, ret_len, NULL);
 }
 
 static int coder_decode(const bench *b, const coder *c, const uint8_t *src, size_t i) {
     if (c->codec) return c->codec->decode(src, b->lens[i], &b->out_chunks[i]);
     int32_t positions[NEAP_KLT_ROWS];
-    const neap_klt_chunk of = klt_chunk(b, c, &b->out_chunks[i], i, positions);
-    return neap_klt_decode(c->klt, src, b->lens[i], &of, b->scratch);
+    neap_klt_chunk chunk;
+    if (!klt_chunk(b, c, b->out_chunks, i, positions, &chunk)) return 0;
+    return neap_klt_decode(c->klt, src, b->lens[i], &chunk, b->scratch);
 }
 
-/* Whether the model's file codes all of the cache, a layer at a time. */
+/* Whether the model's file codes all of the cache. */
 static bool klt_fits(const bench *b, const neap_klt_model *klt) {
     const neap_klt_spec *spec = neap_klt_model_spec(klt);
     if (b->kv.n_caches != 1 || b->kv.n_chunks % b->kv.n_layers != 0) return false;
+    const size_t n_per_layer = b->kv.n_chunks / b->kv.n_layers;
     for (size_t i = 0; i < b->kv.n_chunks; i++) {
         const neap_codec_plane *k = &b->kv.chunks[i].planes[0], *v = &b->kv.chunks[i].planes[1];
+        const uint32_t layer = (uint32_t)(i / n_per_layer);
         uint32_t at;
-        const size_t layer = i / (b->kv.n_chunks / b->kv.n_layers);
-        const int found = neap_klt_model_find(klt, (uint32_t)layer, &at);
+        const int found = neap_klt_model_find(klt, layer, &at);
         if (found < 0 || b->kv.chunks[i].n_planes != 2) return false;
         const neap_klt_block *block = &spec->blocks[found];
-        if (block->n_layers != 1 || k->type != NEAP_KV_F16 || v->type != NEAP_KV_F16 ||
-            k->n_rows > NEAP_KLT_ROWS || k->row_elems != block->n_kv_heads * block->k_head_dim ||
+        if (layer < at || block->layers[0] != layer - at || k->type != NEAP_KV_F16 ||
+            v->type != NEAP_KV_F16 || k->n_rows > NEAP_KLT_ROWS ||
+            k->row_elems != block->n_kv_heads * block->k_head_dim ||
             v->row_elems != block->n_kv_heads * block->v_head_dim)
             return false;
     }
     return true;
 }
 
-/* Every codec; klt where it was trained for the model. */
-static int list_coders(bench *b, const char *model) {
+static void add_klt(bench *b, const char *folder, const char *profile, double ratio,
+                    uint64_t digest) {
     char path[NEAP_PATH_MAX];
-    neap_klt_model *klt = NULL;
+    coder *c = &b->coders[b->n_coders];
+    *c = (coder){0};
+    if (neap_klt_path(folder, profile, ratio, path, sizeof path) != 0 ||
+        neap_klt_model_open(path, digest, &c->klt) != 0)
+        return;
+    snprintf(c->name, sizeof c->name, "klt-%s-%g", profile, ratio);
+    if (klt_fits(b, c->klt))
+        b->n_coders++;
+    else
+        neap_klt_model_close(c->klt);
+}
+
+/* Every codec; klt as far as it was trained for the model. */
+static int list_coders(bench *b, const char *model) {
+    static const char *const profiles[] = {"head", "layer", "joint"};
+    static const double ratios[] = {4, 6, 8, 12, 16};
+    char path[NEAP_PATH_MAX], folder[NEAP_PATH_MAX];
     uint64_t digest;
-    for (b->n_coders = 0; neap_codec_at(b->n_coders) && b->n_coders < CODECS_MAX - 1;
-         b->n_coders++) {
+    for (b->n_coders = 0; neap_codec_at(b->n_coders); b->n_coders++) {
         coder *c = &b->coders[b->n_coders];
         *c = (coder){.codec = neap_codec_at(b->n_coders)};
         snprintf(c->name, sizeof c->name, "%s", c->codec->name);
     }
-    coder *c = &b->coders[b->n_coders];
     const int status = neap_model_resolve(model, path);
     if (status) return status;
     if (neap_model_digest(path, &digest) != 0 ||
-        neap_klt_file_open(digest, 0, &klt, c->name, sizeof c->name) != 0)
+        neap_klt_folder(digest, folder, sizeof folder) != 0)
         return 0;
-    if (klt_fits(b, klt) &&
-        (b->scratch = aligned_alloc(64, NEAP_ROUND_UP(neap_klt_scratch_bytes(klt), 64)))) {
-        c->codec = NULL;
-        c->klt = klt;
-        b->n_coders++;
-    } else {
-        neap_klt_model_close(klt);
+    for (size_t i = 0; i < sizeof profiles / sizeof *profiles; i++)
+        for (size_t k = 0; k < sizeof ratios / sizeof *ratios; k++)
+            add_klt(b, folder, profiles[i], ratios[k], digest);
+    size_t scratch = 64;
+    for (size_t k = 0; k < b->n_coders; k++) {
+        const size_t needed = b->coders[k].klt ? neap_klt_scratch_bytes(b->coders[k].klt) : 0;
+        scratch = needed > scratch ? needed : scratch;
     }
-    return 0;
+    b->scratch = aligned_alloc(64, NEAP_ROUND_UP(scratch, 64));
+    return b->scratch ? 0 : neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
 }
 
 static size_t bound_of_all(const bench *b, bool packed) {
@@ -304,7 +329,7 @@ static int compress_all(bench *b, const coder *codec, result *r) {
     uint64_t ns = 0, total = 0;
     for (size_t i = 0; i < b->kv.n_chunks; i++) {
         const uint64_t began = neap_clock_ns();
-        const int err = coder_encode(b, codec, &b->kv.chunks[i], i, &b->lens[i]);
+        const int err = coder_encode(b, codec, b->kv.chunks, i, &b->lens[i]);
         ns += neap_clock_ns() - began;
         if (err || b->lens[i] > b->cap_packed - total)
             return codec_failed(codec, "compressing", err ? err : NEAP_E_BOUND);
@@ -348,7 +373,7 @@ static int check(bench *b, const coder *codec, result *r) {
     r->idempotent = r->exact = true;
     for (size_t i = 0; i < b->kv.n_chunks; at += b->lens[i++]) {
         size_t len = 0;
-        const int err = coder_encode(b, codec, &b->out_chunks[i], i, &len);
+        const int err = coder_encode(b, codec, b->out_chunks, i, &len);
         if (err) return codec_failed(codec, "compressing again", err);
         if (len != b->lens[i] || memcmp(b->room, at, len) != 0) r->idempotent = false;
         for (size_t p = 0; p < b->kv.chunks[i].n_planes; p++) {
