@@ -324,6 +324,20 @@ static void test_refused(void) {
     free_world(&w);
 }
 
+/* Positions that are not those of the cells, as a guess may be: what that loses shows. */
+static void test_wrong_positions(void) {
+    world w;
+    make_world(&w);
+    start(&w, (neap_options){0});
+    fill(&w);
+    for (int32_t i = 256; i < 512; i++)
+        w.positions[i] = 5000 - 3 * i;
+    evict(&w);
+    CHECK(stat_of(&w).klt_left == 4 && stat_of(&w).klt_chunks == 2);
+    stop(&w);
+    free_world(&w);
+}
+
 /* Where storage takes nothing q8 in memory holds the chunks. */
 static void test_no_storage(void) {
     world w;
@@ -480,6 +494,7 @@ int main(void) {
     test_cycles();
     test_positions();
     test_refused();
+    test_wrong_positions();
     test_no_storage();
     test_write_behind();
     test_damaged_record();
