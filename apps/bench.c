@@ -14,9 +14,10 @@ static const struct {
     {"parity", neap_bench_parity, "speed of llama-bench with neap and without"},
     {"attn", neap_bench_attn, "neap's attention against llama.cpp's"},
     {"ttft", neap_bench_ttft, "time to first token after an eviction, against partial-offload"},
+    {"evict", neap_bench_evict, "how fast memory is given back, against memcpy"},
     {"codec", neap_bench_codec, "size and speed of the codecs on a model's KV cache"},
 };
-static const char *const later[] = {"evict", "fidelity", "decode", "multitask"};
+static const char *const later[] = {"fidelity", "decode", "multitask"};
 
 const char neap_bench_help[] = "  --model MODEL  a name of neap models or a path\n"
                                "  --reps N       pairs of runs, interleaved (default 5)\n"

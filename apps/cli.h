@@ -35,6 +35,7 @@ int neap_cmd_demo(int argc, char **argv);
 int neap_cmd_bench(int argc, char **argv);
 int neap_bench_parity(int argc, char **argv);
 int neap_bench_ttft(int argc, char **argv);
+int neap_bench_evict(int argc, char **argv);
 int neap_bench_attn(int argc, char **argv);
 int neap_bench_codec(int argc, char **argv);
 
@@ -92,6 +93,7 @@ enum {
     NEAP_OPT_KV,
     NEAP_OPT_THREADS,
     NEAP_OPT_PRESSURE,
+    NEAP_OPT_BEHIND,
     NEAP_OPT_OWN /* first code of a command's own */
 };
 
@@ -109,6 +111,7 @@ enum {
         {"session", required_argument, NULL, NEAP_OPT_SESSION},       \
         {"attn", required_argument, NULL, NEAP_OPT_ATTN},             \
         {"kv", required_argument, NULL, NEAP_OPT_KV},                 \
+        {"write-behind", required_argument, NULL, NEAP_OPT_BEHIND},   \
         {"pressure", required_argument, NULL, NEAP_OPT_PRESSURE}, {   \
         "threads", required_argument, NULL, NEAP_OPT_THREADS          \
     }

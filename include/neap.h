@@ -63,6 +63,8 @@ typedef struct neap_options {
     const char *swap_dir;      /* default ${XDG_CACHE_HOME:-~/.cache}/neap/swap */
     uint64_t swap_limit_bytes; /* most bytes in the swap file; default: no limit of our own */
     uint64_t keep_bytes;       /* never evict below; default 0 */
+    uint32_t evict_threads;    /* an eviction works on so many, the caller's among them; default:
+                                  one a core, up to 4 */
     const char *profile;       /* file of the device profile (neap profile): the restore paths'
                                   throughputs are read from it and, when restores correct them,
                                   written back; default: none */
@@ -71,6 +73,12 @@ typedef struct neap_options {
     bool watch_pressure;       /* release by itself when memory gets short, on a thread that sleeps
                                   until the kernel says so */
     const char *pressure_watch, *pressure_write; /* systemd's MEMORY_PRESSURE_WATCH and _WRITE */
+    /* Write-behind: KV chunks whose cells are all in use are copied to the swap file while nothing
+     * uses the engine, so that evicting them later is only dropping them. Most bytes a day, shared
+     * by all that have this swap folder; 0: off. */
+    uint64_t write_behind_bytes;
+    uint64_t write_behind_idle_ns; /* after so long without a use; default 2 s */
+    bool write_behind_on_battery;  /* also while the machine runs on a battery */
     /* Gives regions their memory, for devices that share only what they gave out themselves; NULL,
      * and where it fails: the system's. The memory is aligned to align bytes, reads as zero, is
      * committed when written, and its whole pages go back to the kernel on madvise(2). region_free
@@ -81,8 +89,8 @@ typedef struct neap_options {
 } neap_options;
 
 /* Creates the engine, its swap file (lazily), its restore threads and its control socket.
- * Fails: NEAP_E_UNKNOWN (codec or policy); -ENOMEM; errors of the control socket do not fail the
- * engine, they are logged. */
+ * Fails: NEAP_E_UNKNOWN (codec or policy); -ENOMEM. A control socket or a swap folder that cannot
+ * be used does not fail the engine, it is logged. */
 NEAP_API int neap_engine_create(const neap_options *options, neap_engine **ret_engine);
 NEAP_API void neap_engine_free(neap_engine *engine); /* takes NULL; all regions must be freed */
 
@@ -129,7 +137,8 @@ typedef struct neap_weight_extent {
     void *rebuild_ctx;
 } neap_weight_extent;
 
-/* Registers one layer's weights as a unit; the bytes are in place already and never change.
+/* Registers one layer's weights, or a part of them that may be needed alone (an expert), as a unit;
+ * the bytes are in place already and never change.
  * Each extent is released by whole pages inside it; a page it shares with other bytes stays.
  * layer: order of need, 0 first (embedding -1, output after the last).
  * Remembers size, mtime and inode of the files, and a checksum of every extent; restoring verifies
@@ -260,10 +269,25 @@ NEAP_API int neap_trim(neap_engine *engine, int level);
  * -ECANCELED when an eviction came in between. */
 NEAP_API int neap_restore(neap_engine *engine, uint64_t *ret_bytes);
 
+/* False when an attention is to begin only when all chunks of its layer are back (a policy that
+ * shows what beginning earlier gains). */
+NEAP_API bool neap_waits_within_layers(const neap_engine *engine);
+
 /* Counts attention operations for neap_stat: those of our kernels (named) and those that the host
  * computed. */
 NEAP_API void neap_attention_count(neap_engine *engine, const char *kernel, uint64_t n_ours,
                                    uint64_t n_host);
+
+/* What one attention took by the host's kernel and by ours. The times of a kind (a text of at most
+ * 127 bytes that tells kinds apart) are kept with the device profile, where there is one: recall
+ * gives false when they are not known. */
+typedef struct neap_attention_times {
+    uint64_t host_ns, our_ns;
+} neap_attention_times;
+NEAP_API bool neap_attention_recall(neap_engine *engine, const char *kind,
+                                    neap_attention_times *ret_times);
+NEAP_API void neap_attention_keep(neap_engine *engine, const char *kind,
+                                  const neap_attention_times *times);
 
 typedef enum neap_stage {
     NEAP_STAGE_NONE,
@@ -293,6 +317,16 @@ typedef enum neap_pressure {
     NEAP_PRESSURE_CRITICAL,
 } neap_pressure;
 
+typedef enum neap_write_behind_state {
+    NEAP_WRITE_BEHIND_OFF,
+    NEAP_WRITE_BEHIND_WAITING, /* in use, or everything is written */
+    NEAP_WRITE_BEHIND_WRITING,
+    NEAP_WRITE_BEHIND_BATTERY, /* until the machine is fed again */
+    NEAP_WRITE_BEHIND_NO_ROOM, /* half of the swap limit, or 95 % of the file system, is taken */
+    NEAP_WRITE_BEHIND_SPENT,   /* the bytes of this day are written */
+    NEAP_WRITE_BEHIND_FAILED,  /* the last write failed; it is tried again after the next use */
+} neap_write_behind_state;
+
 /* Meanings as in `neap stat --json` (docs/man/neap-stat.1). */
 typedef struct neap_stat {
     neap_state state;
@@ -319,6 +353,10 @@ typedef struct neap_stat {
     neap_pressure pressure;
     uint64_t pressure_looks, pressure_releases, pressure_released_bytes;
     char pressure_sources[64];
+    uint64_t bytes_written_storage; /* to the swap file, by evictions and by write-behind */
+    neap_write_behind_state write_behind;
+    uint64_t write_behind_bytes_today;
+    uint32_t clean_chunks; /* resident KV chunks with a copy in the swap file */
 } neap_stat;
 
 NEAP_API void neap_stat_get(neap_engine *engine, neap_stat *ret_stat);

@@ -6,6 +6,7 @@
  *   stat.c      counters                     endpoint.c  control socket
  *   rates.c     throughputs of restores  profile_file.c  where they are kept
  *   trim.c      releasing by level           pressure_watch.c  releasing by itself
+ *   write_behind.c  copies of chunks while idle  write_budget.c  how many a day
  *
  * Locks      use_lock, then the pool's lock; never the other way round. Nothing waits for a use
  *            while it holds the pool's lock. */
@@ -14,6 +15,7 @@
 
 #include <pthread.h>
 
+#include "crew.h"
 #include "pool.h"
 #include "pipeline.h"
 #include "profile.h"
@@ -32,6 +34,7 @@ struct neap_region {
 };
 
 typedef struct neap_watcher neap_watcher;
+typedef struct neap_write_behind neap_write_behind;
 
 /* Room for the plan of an eviction, made when units are added: to make room when memory is short
  * would be late. */
@@ -45,6 +48,7 @@ typedef struct neap_plan_room {
 struct neap_engine {
     neap_pool *pool;
     neap_pipeline *pipeline;
+    neap_crew *crew; /* of the eviction that runs */
     const neap_policy *policy;
     char *program; /* constant, as the next */
     uint64_t keep_bytes;
@@ -52,7 +56,8 @@ struct neap_engine {
     void (*region_free)(void *ctx, void *base);
     void *region_ctx;
     neap_listener *listener;
-    neap_watcher *watcher; /* NULL: pressure is not watched */
+    neap_watcher *watcher;           /* NULL: pressure is not watched */
+    neap_write_behind *write_behind; /* NULL: off; constant */
 
     pthread_mutex_t use_lock; /* guards the next; see use.c */
     pthread_cond_t use_changed;
@@ -99,10 +104,11 @@ typedef struct neap_totals {
     uint64_t weights, weights_resident, weights_evictable;
     uint64_t kv, kv_resident, kv_evictable;
     uint64_t kv_memory, kv_storage; /* bytes of copies */
-    uint32_t n_weights, n_weights_evicted, n_kv, n_kv_evicted, n_kv_on_storage, n_lost;
+    uint32_t n_weights, n_weights_evicted, n_kv, n_kv_evicted, n_kv_on_storage, n_kv_clean, n_lost;
 } neap_totals;
 neap_totals neap_totals_get(neap_engine *engine); /* [L] */
-/* Room for a plan of all units there are. What fails is tried again by the eviction. */
+/* Room for a plan of all units there are, and the threads that carry it out. What fails of the room
+ * is tried again by the eviction. */
 void neap_plan_reserve(neap_engine *engine);
 
 /* trim.c: what an eviction could release now. */
@@ -111,6 +117,13 @@ uint64_t neap_releasable_bytes(neap_engine *engine);
 /* pressure_watch.c: logs what fails. */
 void neap_watcher_start(neap_engine *engine, const char *watch, const char *write);
 void neap_watcher_stop(neap_engine *engine);
+
+/* write_behind.c: logs what fails. */
+void neap_write_behind_start(neap_engine *engine, const neap_options *options,
+                             const char *swap_dir);
+void neap_write_behind_stop(neap_engine *engine);
+void neap_write_behind_used(neap_write_behind *writer); /* a use has ended; use_lock is held */
+void neap_write_behind_stat(const neap_write_behind *writer, neap_stat *inout_stat); /* [L] */
 
 /* rates.c: what goes wrong is logged. profile_path may be NULL. */
 void neap_engine_rates_open(neap_engine *engine, const char *profile_path, const char *swap_dir);

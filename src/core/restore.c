@@ -90,6 +90,10 @@ int neap_wait(neap_engine *engine, neap_unit_id id) {
     return err;
 }
 
+bool neap_waits_within_layers(const neap_engine *engine) {
+    return !engine->policy->whole_layers;
+}
+
 /* ---- many units, in the order of need ---- */
 
 enum { ALLOCATORS = 2 }; /* with the caller as many as the restore pipeline has threads */

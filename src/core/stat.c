@@ -68,6 +68,7 @@ static void count_bytes(neap_engine *engine, neap_stat *stat) {
     stat->units_kv = t.n_kv;
     stat->units_kv_evicted = t.n_kv_evicted;
     stat->lost = t.n_lost;
+    stat->clean_chunks = t.n_kv_clean;
     const uint64_t total = t.weights + t.kv;
     const uint64_t held = t.weights_resident + t.kv_resident + t.kv_memory;
     stat->released = total > held ? total - held : 0;
@@ -87,6 +88,8 @@ void neap_stat_get(neap_engine *engine, neap_stat *ret_stat) {
     stat.bytes_evicted = engine->bytes_evicted;
     stat.bytes_restored_storage = c->bytes_restored[NEAP_PATH_STORAGE];
     stat.bytes_restored_memory = c->bytes_restored[NEAP_PATH_MEMORY];
+    stat.bytes_written_storage = neap_swapfile_written(pool->swapfile);
+    if (engine->write_behind) neap_write_behind_stat(engine->write_behind, &stat);
     stat.wait_ns = engine->wait_ns;
     stat.errors = c->errors;
     stat.ttft_ns = engine->ttft_ns;

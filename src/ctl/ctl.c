@@ -39,6 +39,11 @@ static const char *const pressure_names[] = {[NEAP_PRESSURE_OFF] = "off",
                                              [NEAP_PRESSURE_CALM] = "calm",
                                              [NEAP_PRESSURE_SHORT] = "short",
                                              [NEAP_PRESSURE_CRITICAL] = "critical"};
+static const char *const write_behind_names[] = {
+    [NEAP_WRITE_BEHIND_OFF] = "off",         [NEAP_WRITE_BEHIND_WAITING] = "waiting",
+    [NEAP_WRITE_BEHIND_WRITING] = "writing", [NEAP_WRITE_BEHIND_BATTERY] = "battery",
+    [NEAP_WRITE_BEHIND_NO_ROOM] = "no room", [NEAP_WRITE_BEHIND_SPENT] = "spent",
+    [NEAP_WRITE_BEHIND_FAILED] = "failed"};
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -189,11 +194,13 @@ static json_t *stat_units(const neap_stat *stat) {
 }
 
 static json_t *stat_counters(const neap_stat *stat) {
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "evictions", count(stat->evictions),
-                     "restores", count(stat->restores), "bytes_evicted", count(stat->bytes_evicted),
-                     "bytes_restored_storage", count(stat->bytes_restored_storage),
-                     "bytes_restored_memory", count(stat->bytes_restored_memory), "wait_ns",
-                     count(stat->wait_ns), "errors", count(stat->errors));
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "evictions",
+                     count(stat->evictions), "restores", count(stat->restores), "bytes_evicted",
+                     count(stat->bytes_evicted), "bytes_restored_storage",
+                     count(stat->bytes_restored_storage), "bytes_restored_memory",
+                     count(stat->bytes_restored_memory), "bytes_written_storage",
+                     count(stat->bytes_written_storage), "wait_ns", count(stat->wait_ns), "errors",
+                     count(stat->errors));
 }
 
 static json_t *stat_request(const neap_stat *stat) {
@@ -221,17 +228,24 @@ static json_t *stat_pressure(const neap_stat *stat) {
                      count(stat->pressure_released_bytes));
 }
 
+static json_t *stat_write_behind(const neap_stat *stat) {
+    return json_pack("{s:s, s:o, s:o}", "state", write_behind_names[stat->write_behind],
+                     "bytes_today", count(stat->write_behind_bytes_today), "clean_chunks",
+                     count(stat->clean_chunks));
+}
+
 int neap_ctl_stat_format(int pid, const char *program, const neap_stat *stat, char **ret_line) {
     json_t *instance = json_pack(
         "{s:i, s:o, s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:o}",
+        "s:o, s:o}",
         "pid", pid, "program", text(program ? program : "?"), "model", text(stat->model), "state",
         state_names[stat->state], "stage", stage_names[stat->stage], "n_ctx", count(stat->n_ctx),
         "n_contexts", count(stat->n_contexts), "tokens", count(stat->tokens), "codec",
         text(stat->codec), "policy", text(stat->policy), "bytes", stat_bytes(stat), "units",
         stat_units(stat), "counters", stat_counters(stat), "last_request", stat_request(stat),
         "profile", stat_profile(stat), "attention", stat_attention(stat), "pressure",
-        stat_pressure(stat), "last_error", text(stat->last_error));
+        stat_pressure(stat), "write_behind", stat_write_behind(stat), "last_error",
+        text(stat->last_error));
     return dump(json_pack("{s:b, s:o}", "ok", 1, "instance", instance), ret_line);
 }
 

@@ -78,6 +78,7 @@ static bool fill_table(void *library) {
         {"ggml_blck_size", &neap_host_fn.blck_size},
         {"ggml_type_size", &neap_host_fn.type_size},
         {"ggml_op_name", &neap_host_fn.op_name},
+        {"ggml_type_name", &neap_host_fn.type_name},
         {"ggml_threadpool_params_default", &neap_host_fn.threadpool_params_default},
         {"gguf_init_from_file", &neap_host_fn.gguf_init_from_file},
         {"gguf_free", &neap_host_fn.gguf_free},

@@ -22,6 +22,7 @@ typedef struct neap_host {
     int64_t (*blck_size)(enum ggml_type);
     size_t (*type_size)(enum ggml_type);
     const char *(*op_name)(enum ggml_op);
+    const char *(*type_name)(enum ggml_type);
     struct ggml_threadpool_params (*threadpool_params_default)(int);
     struct gguf_context *(*gguf_init_from_file)(const char *, struct gguf_init_params);
     void (*gguf_free)(struct gguf_context *);

@@ -41,8 +41,9 @@ typedef struct neap_weight {
     bool in_place; /* lies at its file offset modulo pages: may be read back directly */
     bool viewed;   /* has views: must not move */
     bool filled;
+    size_t n_experts;    /* units[e] holds expert e; 0: every unit is needed to read it */
     neap_unit_id *units; /* its layer's unit, or several for one large tensor */
-    size_t n_units;      /* 0: always resident */
+    size_t n_units;      /* what lies beyond them is always resident */
 } neap_weight;
 
 /* One cache tensor (cache_k_l7, cache_v_l7). */
@@ -198,7 +199,9 @@ bool neap_attend_reads(const neap_attend *attend, int node, uint32_t stream, uin
 /* First error of the planned nodes in [begin, end) of the graph, or 0; and its node. */
 int neap_attend_result(const neap_attend *attend, int begin, int end, int *ret_node);
 
-/* attend_choice.c: whether our kernels are to compute this node (which they can). */
+/* attend_choice.c */
+extern int64_t neap_attend_long_cells; /* the long context that is timed; set before first graph */
+/* Whether our kernels are to compute this node (which they can). */
 bool neap_attend_choose(const struct ggml_tensor *node, ggml_backend_t cpu, int n_threads);
 
 /* graph.c */

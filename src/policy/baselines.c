@@ -4,6 +4,9 @@
  *   memory-only, storage-only   hybrid's stages with all chunks on one path
  *   forward-out, random-out, lru   hybrid's placement in another order (section 4.4); the random
  *                               one is a fixed hash of the unit's id
+ *   random-out-layers           random-out, and an attention waits for all chunks of its layer, as
+ *                               in the paper: some chunks of every layer being away, what beginning
+ *                               on those that are there gains
  *   mz-no, mz-ar, mz-rp         hybrid with less overlap of allocation, reload and prefill (section
  *                               6.3): none, the first two, the last two; hybrid itself is mz-arp */
 #include <stdlib.h>
@@ -82,6 +85,13 @@ const neap_policy neap_policy_forward_out = {
 const neap_policy neap_policy_random_out = {
     .name = "random-out",
     .overlap = true,
+    .plan = plan_random_out,
+};
+
+const neap_policy neap_policy_random_out_layers = {
+    .name = "random-out-layers",
+    .overlap = true,
+    .whole_layers = true,
     .plan = plan_random_out,
 };
 

@@ -52,6 +52,7 @@ typedef struct neap_policy {
     bool allocate_first; /* the pages of all are committed before any is filled */
     bool sequential;     /* one thread fills them, one after the other */
     bool clean_storage;  /* KV goes to storage uncompressed */
+    bool whole_layers;   /* an attention begins when all chunks of its layer are back */
     bool by_use;         /* plan wants last_use */
     /* Fills steps (room for 2 * n) in the order of execution until their expected release reaches
      * the target or nothing is left; returns their number and the stage reached. */

@@ -8,6 +8,7 @@
  * A chunk kept raw is its inner pages in use, read back in place; the bytes on the pages at its
  * ends never left. A coded chunk is all of its rows in use. A transposed plane cannot be cut by
  * cells: its unit is the whole stream, coded as channels of used cells. */
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -256,13 +257,26 @@ uint32_t neap_pool_kv_used(const neap_kv *kv, uint32_t stream) {
 
 /* ---- eviction ---- */
 
+/* What dropping the unit's pages in a plane gives back. Those in use are there: they were read to
+ * be copied, or restored. Only of a transposed plane the kernel must be asked. */
+static uint64_t held_bytes(const neap_unit *unit, size_t plane) {
+    const neap_span inner = inner_in_use(unit, plane);
+    uint64_t held = inner.len;
+    if (is_transposed(unit, plane) && neap_vm_held(inner.addr, inner.len, &held) != 0)
+        held = inner.len;
+    return held;
+}
+
 static int release(neap_pool *pool, const neap_unit *unit, uint64_t *inout_dropped) {
     size_t n_dropped = 0;
     for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
         const neap_span inner = neap_kv_unit_inner(unit, i);
-        const int err = neap_span_drop(pool, inner, inout_dropped);
+        if (inner.len == 0) continue;
+        const uint64_t held = held_bytes(unit, i);
+        const int err = neap_vm_drop(inner.addr, inner.len);
         if (err && n_dropped == 0) return err; /* nothing happened yet */
-        n_dropped += inner.len > 0;
+        n_dropped++;
+        if (!err) *inout_dropped += held;
     }
     for (size_t i = 0; i < unit->kv->layout.n_planes; i++)
         neap_span_seal(pool, neap_kv_unit_inner(unit, i));
@@ -270,10 +284,10 @@ static int release(neap_pool *pool, const neap_unit *unit, uint64_t *inout_dropp
 }
 
 void neap_kv_unit_release(neap_pool *pool, neap_unit *unit) {
-    uint64_t dropped = 0;
     for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
-        (void)neap_span_drop(pool, neap_kv_unit_inner(unit, i), &dropped);
-        neap_span_seal(pool, neap_kv_unit_inner(unit, i));
+        const neap_span inner = neap_kv_unit_inner(unit, i);
+        if (inner.len > 0) (void)neap_vm_drop(inner.addr, inner.len);
+        neap_span_seal(pool, inner);
     }
 }
 
@@ -287,21 +301,22 @@ static void set_copy(neap_pool *pool, neap_unit *unit, neap_swap_record *swap,
 }
 
 /* Codes the unit onto the stack. NEAP_E_BOUND: that would not save anything. */
-static int copy_to_memory(neap_pool *pool, neap_unit *unit) {
+static int copy_to_memory(neap_pool *pool, neap_unit *unit, neap_worker *worker,
+                          neap_evicted *evicted) {
     const neap_codec_chunk chunk = codec_chunk(unit);
     const size_t cap = pool->codec->bound(&chunk);
     neap_stack_record *record;
-    void *bytes;
+    void *coded, *bytes;
     size_t len = 0;
-    int err = neap_stack_push(pool->stack, cap, &record, &bytes);
-    if (err) return err;
-    err = pool->codec->encode(&chunk, bytes, cap, &len);
+    /* Coded beside the stack: only then is it known how much of it is needed, and the buffer, used
+     * again and again, lies in a cache. */
+    if (!(coded = neap_worker_bounce(worker, cap))) return -ENOMEM;
+    int err = pool->codec->encode(&chunk, coded, cap, &len);
     if (!err && len >= neap_kv_unit_size(unit).evictable) err = NEAP_E_BOUND;
-    if (err) {
-        neap_stack_drop(pool->stack, record);
-        return err;
-    }
-    neap_stack_trim(pool->stack, record, len);
+    if (!err) err = neap_stack_push(pool->stack, len, &record, &bytes);
+    if (err) return err;
+    memcpy(bytes, coded, len);
+    evicted->stacked_bytes = len;
     set_copy(pool, unit, NULL, record, pool->codec);
     pthread_mutex_lock(&pool->lock);
     pool->counters.encoded_bytes += len;
@@ -340,7 +355,7 @@ static int copy_to_storage(neap_pool *pool, neap_unit *unit, neap_worker *worker
     return err;
 }
 
-static int move_to_storage(neap_pool *pool, neap_unit *unit) {
+static int move_to_storage(neap_pool *pool, neap_unit *unit, neap_evicted *evicted) {
     size_t len;
     const void *bytes = neap_stack_bytes(unit->stack, &len);
     neap_swap_record *record;
@@ -350,6 +365,7 @@ static int move_to_storage(neap_pool *pool, neap_unit *unit) {
     neap_stack_record *from = unit->stack;
     set_copy(pool, unit, record, NULL, unit->coded);
     neap_stack_drop(pool->stack, from);
+    evicted->unstacked_bytes = len;
     return 0;
 }
 
@@ -359,7 +375,7 @@ static int secure_copy(neap_pool *pool, neap_unit *unit, neap_action action, nea
     const bool codes = strcmp(pool->codec->name, "none") != 0;
     if (action == NEAP_ACTION_TO_MEMORY && codes) {
         evicted->action = NEAP_ACTION_TO_MEMORY;
-        if (copy_to_memory(pool, unit) == 0) return 0;
+        if (copy_to_memory(pool, unit, worker, evicted) == 0) return 0;
     }
     evicted->action = NEAP_ACTION_TO_STORAGE;
     const int storage_err = copy_to_storage(pool, unit, worker);
@@ -367,7 +383,7 @@ static int secure_copy(neap_pool *pool, neap_unit *unit, neap_action action, nea
     evicted->storage_error = storage_err;
     if (action == NEAP_ACTION_TO_STORAGE && codes) {
         evicted->action = NEAP_ACTION_TO_MEMORY;
-        if (copy_to_memory(pool, unit) == 0) return 0;
+        if (copy_to_memory(pool, unit, worker, evicted) == 0) return 0;
     }
     return storage_err;
 }
@@ -378,7 +394,7 @@ int neap_kv_unit_evict(neap_pool *pool, neap_unit *unit, neap_action action, nea
     ret_evicted->raw_bytes = neap_codec_raw_bytes(&chunk);
     if (unit->stack) { /* already evicted */
         ret_evicted->action = NEAP_ACTION_MEMORY_TO_STORAGE;
-        return ret_evicted->storage_error = move_to_storage(pool, unit);
+        return ret_evicted->storage_error = move_to_storage(pool, unit, ret_evicted);
     }
     const bool is_clean = unit->swap != NULL;
     ret_evicted->action = NEAP_ACTION_DROP;
@@ -390,6 +406,93 @@ int neap_kv_unit_evict(neap_pool *pool, neap_unit *unit, neap_action action, nea
         set_copy(pool, unit, NULL, NULL, NULL);
         neap_stack_drop(pool->stack, record);
     }
+    return err;
+}
+
+/* ---- copies of what stays ---- */
+
+static bool goes_before(const neap_unit *a, const neap_unit *b) {
+    if (a->layer != b->layer) return a->layer > b->layer;
+    if (a->stream != b->stream) return a->stream > b->stream;
+    return a->chunk > b->chunk;
+}
+
+/* A stream that is one unit changes with every token. */
+static void consider_copying(neap_unit *unit, void *ctx) {
+    neap_unit **next = ctx;
+    if (!unit->is_kv || neap_unit_state_of(unit) != NEAP_UNIT_RESIDENT || unit->swap) return;
+    if (unit->kv->whole_streams || unit->used < unit_cells(unit->kv, unit->chunk)) return;
+    if (neap_kv_unit_size(unit).evictable == 0) return;
+    if (!*next || goes_before(unit, *next)) *next = unit;
+}
+
+neap_unit *neap_pool_next_to_copy(neap_pool *pool) {
+    neap_unit *next = NULL;
+    neap_pool_each(pool, consider_copying, &next);
+    return next;
+}
+
+size_t neap_pool_copy_size(const neap_pool *pool, const neap_unit *unit, size_t *ret_most) {
+    const neap_codec *codec = storage_codec(pool, unit);
+    if (codec) {
+        const neap_codec_chunk chunk = codec_chunk(unit);
+        *ret_most = codec->bound(&chunk);
+        return NEAP_ROUND_UP(neap_codec_raw_bytes(&chunk), neap_vm_page()) + *ret_most;
+    }
+    struct iovec parts[2];
+    const size_t n = raw_parts(unit, parts);
+    *ret_most = 0;
+    for (size_t i = 0; i < n; i++)
+        *ret_most += parts[i].iov_len;
+    return *ret_most;
+}
+
+/* Copies to *inout_at and moves it on. */
+static void *append(char **inout_at, const void *bytes, size_t len) {
+    char *at = *inout_at;
+    memcpy(at, bytes, len);
+    *inout_at = at + len;
+    return at;
+}
+
+void neap_pool_copy_take(neap_pool *pool, neap_unit *unit, void *buffer, neap_copy *ret_copy) {
+    assert(neap_unit_state_of(unit) == NEAP_UNIT_RESIDENT && !unit->swap);
+    neap_copy copy = {.unit = unit, .codec = storage_codec(pool, unit), .chunk = codec_chunk(unit)};
+    struct iovec parts[2];
+    const size_t n = copy.codec ? 0 : raw_parts(unit, parts);
+    char *at = buffer;
+    for (size_t i = 0; i < n; i++)
+        append(&at, parts[i].iov_base, parts[i].iov_len);
+    copy.bytes = (struct iovec){buffer, (size_t)(at - (char *)buffer)};
+    for (size_t i = 0; copy.codec && i < copy.chunk.n_planes; i++) {
+        neap_codec_plane *plane = &copy.chunk.planes[i]; /* whole rows: it is not transposed */
+        plane->data = append(&at, plane->data, plane->n_rows * plane->row_bytes);
+    }
+    if (copy.codec) {
+        at = (char *)buffer + NEAP_ROUND_UP((size_t)(at - (char *)buffer), neap_vm_page());
+        copy.bytes = (struct iovec){at, copy.codec->bound(&copy.chunk)};
+    }
+    unit->copying = true;
+    *ret_copy = copy;
+}
+
+int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_bytes) {
+    struct iovec part = copy->bytes;
+    neap_swap_record *record = NULL;
+    int err = 0;
+    if (copy->codec)
+        err = copy->codec->encode(&copy->chunk, part.iov_base, copy->bytes.iov_len, &part.iov_len);
+    if (!err) err = neap_swapfile_put(pool->swapfile, &part, 1, &record);
+    pthread_mutex_lock(&pool->lock);
+    if (!err && copy->unit->copying) {
+        copy->unit->swap = record;
+        copy->unit->coded = copy->codec;
+        record = NULL;
+    }
+    copy->unit->copying = false;
+    pthread_mutex_unlock(&pool->lock);
+    if (record) neap_swapfile_drop(pool->swapfile, record);
+    if (!err) *ret_bytes = part.iov_len;
     return err;
 }
 

@@ -9,9 +9,10 @@
  *                   +----------|------- any state -----+  |  failed, try again  ^
  *                              +--------------------------+---------------------+
  *
- * Who moves a unit: an evictor (core/evict.c; one at a time, no use active, nothing RESTORING), a
- * restoring thread (sched), a writer within a use (core/kv.c). A weight unit is never EMPTY or
- * LOST.
+ * Who moves a unit: an evictor (core/evict.c; one eviction at a time, its threads each with units
+ * of their own, no use active, nothing RESTORING), a restoring thread (sched), a writer within a
+ * use (core/units.c). A weight unit is never EMPTY or LOST. Writing behind moves none: it gives
+ * RESIDENT units a swap record.
  *
  * Invariants
  *  1 n_absent counts the units EVICTING, EVICTED, RESTORING or LOST; when it is 0 every byte of
@@ -26,6 +27,7 @@
  *  7 Spans are whole pages, lie in one unit only, and hold no page while their unit is EVICTED or
  *    LOST. The page in which two units meet belongs to neither and stays.
  *  8 n_restoring counts the units RESTORING.
+ *  9 Only a RESIDENT KV unit without a swap record is being copied; at most one is.
  *
  * Threading. One lock for the table: what happens under it is short, transfers run outside, owned
  * by whoever put the unit into EVICTING or RESTORING. States are read without the lock; a reader
@@ -150,6 +152,7 @@ void neap_unit_forget_copies(neap_pool *pool, neap_unit *unit) {
     unit->stack = NULL;
     unit->swap = NULL;
     unit->coded = NULL;
+    unit->copying = false;
 }
 
 /* ---- states ---- */
@@ -213,16 +216,6 @@ neap_span neap_span_inward(void *addr, size_t len) {
     return (neap_span){(char *)addr + (begin - (uintptr_t)addr), end > begin ? end - begin : 0};
 }
 
-int neap_span_drop(const neap_pool *pool, neap_span span, uint64_t *inout_dropped) {
-    (void)pool;
-    if (span.len == 0) return 0;
-    uint64_t held = span.len;
-    if (neap_vm_held(span.addr, span.len, &held) != 0) held = span.len;
-    const int err = neap_vm_drop(span.addr, span.len);
-    if (!err) *inout_dropped += held;
-    return err;
-}
-
 /* Poison is an aid to debugging: where the kernel refuses it nothing is wrong. */
 void neap_span_seal(const neap_pool *pool, neap_span span) {
     if (pool->poison && span.len > 0) (void)neap_vm_protect(span.addr, span.len, false);
@@ -277,6 +270,7 @@ int neap_pool_evict(neap_pool *pool, neap_unit *unit, neap_action action, neap_w
     pthread_mutex_lock(&pool->lock);
     const bool was_evicted = neap_unit_state_of(unit) == NEAP_UNIT_EVICTED;
     neap_unit_move(pool, unit, NEAP_UNIT_EVICTING);
+    unit->copying = false; /* it will have a copy that this one must not replace */
     pthread_mutex_unlock(&pool->lock);
 
     const int err = unit->is_kv ? neap_kv_unit_evict(pool, unit, action, worker, ret_evicted)
@@ -401,6 +395,7 @@ static void check_copies(const neap_unit *unit, neap_unit_state state) {
     const bool away = state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_RESTORING;
     if (unit->queued && !away) BROKEN(unit, "2");
     if (state == NEAP_UNIT_RESIDENT && unit->stack) BROKEN(unit, "5");
+    if (unit->copying && (state != NEAP_UNIT_RESIDENT || unit->swap)) BROKEN(unit, "9");
     if (unit->is_kv) {
         const bool empty = state == NEAP_UNIT_EMPTY;
         if (empty != (unit->used == 0)) BROKEN(unit, "3");

@@ -70,6 +70,7 @@ typedef struct neap_unit {
     neap_path queue;
     struct neap_unit *next, *prev; /* also the free list */
 
+    bool copying;         /* KV: its bytes as they are are on their way to the swap file */
     int last_error;       /* of its last restore; 0 when that went well */
     uint64_t passed_over; /* the eviction that could not evict it */
     uint64_t last_use;    /* number of the last graph that needed it, where the policy asks; or 0 */
@@ -169,8 +170,10 @@ neap_unit_bytes neap_unit_size(const neap_unit *unit); /* [L] */
 typedef struct neap_evicted {
     uint64_t dropped_bytes; /* pages that went back, without what a copy in memory takes */
     uint64_t raw_bytes;     /* KV: bytes in use, uncompressed */
-    neap_action action;     /* what was done; it may differ from what was asked */
-    int storage_error;      /* 0, or why the swap file did not take it */
+    uint64_t stacked_bytes,
+        unstacked_bytes; /* coded copies that went onto the stack, and left it */
+    neap_action action;  /* what was done; it may differ from what was asked */
+    int storage_error;   /* 0, or why the swap file did not take it */
 } neap_evicted;
 
 /* Memory for one thread's transfers. */
@@ -179,13 +182,36 @@ typedef struct neap_worker {
     void *bounce;
     size_t bounce_cap;
 } neap_worker;
-void neap_worker_fini(neap_worker *worker); /* frees both */
-void neap_worker_trim(neap_worker *worker); /* frees the bounce buffer */
+void neap_worker_fini(neap_worker *worker);                /* frees both */
+void neap_worker_trim(neap_worker *worker);                /* frees the bounce buffer */
+void *neap_worker_bounce(neap_worker *worker, size_t len); /* page-aligned; NULL: no memory */
 
 /* Evicts a RESIDENT unit, or moves an in-memory copy to storage. Nothing may use the unit.
  * Not done (unit as before): returns the reason, also in storage_error when that was it. */
 int neap_pool_evict(neap_pool *pool, neap_unit *unit, neap_action action, neap_worker *worker,
                     neap_evicted *ret_evicted);
+
+/* A KV chunk as it was, in a buffer of its writer's, on its way to the swap file. */
+typedef struct neap_copy {
+    neap_unit *unit;
+    const neap_codec *codec; /* NULL: raw */
+    neap_codec_chunk chunk;  /* to be coded */
+    struct iovec bytes;      /* raw bytes, or room for the coded ones */
+} neap_copy;
+
+/* The RESIDENT chunk without a copy that an eviction would send first (the rearmost), if all of its
+ * cells are in use: such a one does not change until it is rewritten. NULL: none. [L] */
+neap_unit *neap_pool_next_to_copy(neap_pool *pool);
+/* Size of the buffer that copying the unit takes; *ret_most: most bytes it may take on storage. [L]
+ */
+size_t neap_pool_copy_size(const neap_pool *pool, const neap_unit *unit, size_t *ret_most);
+/* Takes the unit's bytes, which no use may be writing, into the page-aligned buffer. Until they are
+ * stored the unit may be used, written, evicted and removed as any other. One copy at a time. [L]
+ */
+void neap_pool_copy_take(neap_pool *pool, neap_unit *unit, void *buffer, neap_copy *ret_copy);
+/* Codes and writes what was taken. The unit is clean then, unless it has changed or gone: in that
+ * case the record is dropped. Without the lock. */
+int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_bytes);
 
 /* EVICTED -> RESTORING, by the thread that then calls load and finish. [L] */
 void neap_pool_claim(neap_pool *pool, neap_unit *unit);

@@ -126,10 +126,10 @@ static size_t above_begin_of(const neap_stack_record *record) {
     return record->above ? record->above->begin : record->home->size;
 }
 
-int neap_stack_push(neap_stack *stack, size_t cap, neap_stack_record **ret_record,
+int neap_stack_push(neap_stack *stack, size_t len, neap_stack_record **ret_record,
                     void **ret_bytes) {
-    if (cap > SIZE_MAX / 2) return -ENOMEM;
-    const size_t room = cap ? NEAP_ROUND_UP(cap, RECORD_ALIGN) : RECORD_ALIGN;
+    if (len > SIZE_MAX / 2) return -ENOMEM;
+    const size_t room = len ? NEAP_ROUND_UP(len, RECORD_ALIGN) : RECORD_ALIGN;
     neap_stack_record *record = calloc(1, sizeof *record);
     if (!record) return -ENOMEM;
 
@@ -146,14 +146,14 @@ int neap_stack_push(neap_stack *stack, size_t cap, neap_stack_record **ret_recor
     record->home = home;
     record->begin = segment_top(home);
     record->end = record->begin + room;
-    record->len = cap;
+    record->len = len;
     record->below = home->last;
     if (home->last)
         home->last->above = record;
     else
         home->first = record;
     home->last = record;
-    stack->live_bytes += cap;
+    stack->live_bytes += len;
     /* The page that the record below ends in is counted already. */
     stack->committed_pages += (page_ceil(record->end) - page_ceil(record->begin)) / neap_vm_page();
     pthread_mutex_unlock(&stack->lock);
@@ -161,18 +161,6 @@ int neap_stack_push(neap_stack *stack, size_t cap, neap_stack_record **ret_recor
     *ret_record = record;
     *ret_bytes = home->base + record->begin;
     return 0;
-}
-
-void neap_stack_trim(neap_stack *stack, neap_stack_record *record, size_t len) {
-    pthread_mutex_lock(&stack->lock);
-    if (len < record->len) {
-        const size_t old_end = record->end;
-        stack->live_bytes -= record->len - len;
-        record->len = len;
-        record->end = record->begin + (len ? NEAP_ROUND_UP(len, RECORD_ALIGN) : RECORD_ALIGN);
-        release(stack, record->home, record->end, old_end, record->end, above_begin_of(record));
-    }
-    pthread_mutex_unlock(&stack->lock);
 }
 
 const void *neap_stack_bytes(const neap_stack_record *record, size_t *ret_len) {

@@ -85,13 +85,21 @@ static void step_stat(rig *r) {
     if (stat.state == NEAP_STATE_IDLE) CHECK(all_counted == all_after);
 }
 
-static void run(uint64_t seed, const char *codec, const char *policy, int n_steps) {
-    printf("seed %llu codec %s policy %s\n", (unsigned long long)seed, codec, policy);
+/* write_behind: with a thread that makes chunks clean whenever nothing uses the engine. */
+static void run(uint64_t seed, const char *codec, const char *policy, bool write_behind,
+                int n_steps) {
+    printf("seed %llu codec %s policy %s write-behind %d\n", (unsigned long long)seed, codec,
+           policy, write_behind);
     fflush(stdout);
     rig r;
     rig_random random = {seed | 1};
-    rig_make(&r, (neap_options){.codec = codec, .policy = policy, .poison = true},
-             rig_below(&random, 2));
+    const neap_options options = {.codec = codec,
+                                  .policy = policy,
+                                  .poison = true,
+                                  .write_behind_bytes = write_behind ? (uint64_t)1 << 40 : 0,
+                                  .write_behind_idle_ns = 1,
+                                  .write_behind_on_battery = true};
+    rig_make(&r, options, rig_below(&random, 2));
     for (int i = 0; i < n_steps; i++) {
         const uint32_t what = rig_below(&random, 100);
         if (what < 45)
@@ -117,19 +125,25 @@ static void run(uint64_t seed, const char *codec, const char *policy, int n_step
     }
     rig_check_all(&r);
     neap_check(r.engine);
+    neap_stat stat;
+    neap_stat_get(r.engine, &stat);
+    CHECK((stat.write_behind_bytes_today > 0) == write_behind);
     rig_free(&r);
 }
 
 int main(void) {
     const char *given = getenv("NEAP_TEST_SEED");
     const uint64_t seed = given ? strtoull(given, NULL, 10) : neap_clock_ns();
-    run(seed, "none", "hybrid", N_STEPS);
-    run(seed + 1, "q8", "hybrid", N_STEPS);
-    run(seed + 2, "none", "partial-offload", N_STEPS / 2);
-    run(seed + 3, "q8", "partial-offload", N_STEPS / 2);
-    run(seed + 4, "q8", "lru", N_STEPS / 2);
-    run(seed + 5, "q8", "mz-no", N_STEPS / 2);
-    run(seed + 6, "none", "mz-ar", N_STEPS / 2);
-    run(seed + 7, "q8", "mz-rp", N_STEPS / 2);
+    run(seed, "none", "hybrid", false, N_STEPS);
+    run(seed + 1, "q8", "hybrid", false, N_STEPS);
+    run(seed + 2, "none", "partial-offload", false, N_STEPS / 2);
+    run(seed + 3, "q8", "partial-offload", false, N_STEPS / 2);
+    run(seed + 4, "q8", "lru", false, N_STEPS / 2);
+    run(seed + 5, "q8", "mz-no", false, N_STEPS / 2);
+    run(seed + 6, "none", "mz-ar", false, N_STEPS / 2);
+    run(seed + 7, "q8", "mz-rp", false, N_STEPS / 2);
+    run(seed + 8, "none", "hybrid", true, N_STEPS);
+    run(seed + 9, "q8", "hybrid", true, N_STEPS);
+    run(seed + 10, "q8", "partial-offload", true, N_STEPS / 2);
     return 0;
 }

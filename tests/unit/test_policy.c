@@ -91,7 +91,7 @@ static void test_registry(void) {
     size_t n = 0;
     for (; neap_policy_at(n); n++)
         CHECK(neap_policy_find(neap_policy_at(n)->name));
-    CHECK(n == 10);
+    CHECK(n == 11);
 }
 
 /* 10 chunks, T = 8: KVonly for 2, then four chunks a layer; nothing is left for Wonly. */

@@ -60,38 +60,6 @@ static void test_lifo(void) {
     neap_stack_drop(stack, NULL);
 }
 
-/* A codec asks for its bound and needs less: the next record begins where it ended. */
-static void test_trim(void) {
-    const size_t page = neap_vm_page();
-    neap_stack_record *a = push(100 * page, 1);
-    neap_stack_trim(stack, a, page + 1);
-    neap_stack_check(stack);
-    CHECK(live() == page + 1 && committed() == 2 * page);
-    neap_stack_record *b = push(page, 2);
-    CHECK(committed() <= 3 * page);
-    size_t len;
-    const char *first = neap_stack_bytes(a, &len), *second = neap_stack_bytes(b, &len);
-    CHECK(second - first == (ptrdiff_t)(page + 64));
-    /* Below the top: the pages come back, the addresses do not. */
-    neap_stack_record *c = push(50 * page, 3), *d = push(10, 4);
-    neap_stack_trim(stack, c, 10);
-    neap_stack_check(stack);
-    CHECK(live() == page + 1 + page + 10 + 10 && committed() <= 4 * page);
-    neap_stack_trim(stack, c, 1000); /* never grows */
-    holds(a, page + 1, 1);
-    holds(b, page, 2);
-    holds(c, 10, 3);
-    holds(d, 10, 4);
-    uint64_t held;
-    CHECK(neap_vm_held((const char *)first - (uintptr_t)first % page, 60 * page, &held) == 0);
-    CHECK(held <= committed());
-    drop(a);
-    drop(b);
-    drop(d);
-    drop(c);
-    CHECK(committed() == 0);
-}
-
 /* Records dropped out of order give back the pages that they alone held. */
 static void test_holes(void) {
     const size_t page = neap_vm_page();
@@ -165,7 +133,6 @@ static void test_no_memory(void) {
 int main(void) {
     CHECK(neap_stack_create(&stack) == 0);
     test_lifo();
-    test_trim();
     test_holes();
     test_segments();
     test_no_memory();
