@@ -237,6 +237,7 @@ typedef struct neap_evict_request {
     uint64_t bytes;    /* at least so many; UINT64_MAX means all */
     uint32_t permille; /* if not 0, instead of bytes: of what is evictable when all is resident */
     int only;          /* NEAP_ONLY_* */
+    bool by_pressure;  /* comes back by itself when memory is no longer short (watch_pressure) */
 } neap_evict_request;
 
 typedef struct neap_evict_result {
@@ -254,7 +255,8 @@ typedef struct neap_evict_result {
 
 /* Waits for the running uses to end (graph boundaries), then evicts. One eviction runs at a time;
  * others wait. A full disk or a swap limit is no failure: what could not be stored stays resident
- * and storage_error says why. Fails: -EINVAL (nothing asked). */
+ * and storage_error says why. Without by_pressure everything that is evicted then, by whatever,
+ * stays so until it is used or neap_restore() is called. Fails: -EINVAL (nothing asked). */
 NEAP_API int neap_evict(neap_engine *engine, const neap_evict_request *request,
                         neap_evict_result *ret_result);
 
@@ -352,6 +354,8 @@ typedef struct neap_stat {
     char last_error[256];
     neap_pressure pressure;
     uint64_t pressure_looks, pressure_releases, pressure_released_bytes;
+    uint64_t pressure_restored_bytes; /* brought back by itself after it */
+    uint64_t pressure_owed_bytes;     /* taken by pressure, not back yet */
     char pressure_sources[64];
     uint64_t bytes_written_storage; /* to the swap file, by evictions and by write-behind */
     neap_write_behind_state write_behind;

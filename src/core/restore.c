@@ -218,14 +218,17 @@ int neap_need(neap_engine *engine, const neap_unit_id *units, size_t n) {
 
 typedef struct wanted {
     neap_pool *pool;
+    bool owed; /* only what pressure took, of that at most: */
+    uint64_t limit_bytes, step_bytes;
     neap_unit_id *ids;
     uint32_t *generations;
-    size_t n, cap;
+    size_t n;
 } wanted;
 
 static void add_evicted(neap_unit *unit, void *ctx) {
     wanted *w = ctx;
     const neap_unit_state state = neap_unit_state_of(unit);
+    if (w->owed && !unit->by_pressure) return;
     if (state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_RESTORING) w->ids[w->n++] = unit->id;
 }
 
@@ -239,14 +242,26 @@ static int in_order_of_need(const void *a, const void *b, void *ctx) {
     return 0;
 }
 
-/* Everything evicted, in the order of need. [L] */
+/* Of those owed the first that are within the limit. */
+static void cut(wanted *w) {
+    uint64_t bytes = 0;
+    size_t n = 0;
+    for (; n < w->n && bytes < w->step_bytes; n++) {
+        bytes += neap_unit_size(neap_pool_unit(w->pool, w->ids[n])).evictable;
+        if (bytes > w->limit_bytes) break;
+    }
+    w->n = n;
+}
+
+/* Everything wanted, in the order of need. [L] */
 static int list_evicted(neap_pool *pool, wanted *w) {
-    *w = (wanted){.pool = pool};
+    w->pool = pool;
     w->ids = malloc((pool->n_slots + 1) * sizeof *w->ids);
     w->generations = malloc((pool->n_slots + 1) * sizeof *w->generations);
     if (!w->ids || !w->generations) return -ENOMEM;
     neap_pool_each(pool, add_evicted, w);
     qsort_r(w->ids, w->n, sizeof *w->ids, in_order_of_need, pool);
+    if (w->owed) cut(w);
     for (size_t i = 0; i < w->n; i++)
         w->generations[i] = neap_pool_unit(pool, w->ids[i])->generation;
     return 0;
@@ -268,9 +283,8 @@ static uint64_t restored_bytes(const neap_pool *pool) {
            pool->counters.bytes_restored[NEAP_PATH_MEMORY];
 }
 
-int neap_restore(neap_engine *engine, uint64_t *ret_bytes) {
+static int restore_wanted(neap_engine *engine, wanted w, uint64_t *ret_bytes) {
     neap_pool *pool = engine->pool;
-    wanted w;
     /* A use, so that no eviction runs; it ends before the wait, so that one may come. */
     neap_use_begin(engine, NEAP_USE_ACCESS);
     pthread_mutex_lock(&pool->lock);
@@ -287,13 +301,22 @@ int neap_restore(neap_engine *engine, uint64_t *ret_bytes) {
         const int unit_err = settle(engine, neap_pool_unit(pool, w.ids[i]), w.generations[i]);
         if (!err) err = unit_err;
     }
-    const neap_totals totals = neap_totals_get(engine);
-    if (!err && totals.n_lost > 0) err = NEAP_E_LOST;
+    if (!err && !w.owed && neap_totals_get(engine).n_lost > 0) err = NEAP_E_LOST;
     if (!err) *ret_bytes = restored_bytes(pool) - before;
     pthread_mutex_unlock(&pool->lock);
     free(w.ids);
     free(w.generations);
     return err;
+}
+
+int neap_restore(neap_engine *engine, uint64_t *ret_bytes) {
+    return restore_wanted(engine, (wanted){0}, ret_bytes);
+}
+
+int neap_restore_owed(neap_engine *engine, uint64_t limit_bytes, uint64_t step_bytes,
+                      uint64_t *ret_bytes) {
+    const wanted owed = {.owed = true, .limit_bytes = limit_bytes, .step_bytes = step_bytes};
+    return restore_wanted(engine, owed, ret_bytes);
 }
 
 /* ---- requests ---- */

@@ -125,7 +125,7 @@ static int push_rewrite(neap_layer_cache *layer, uint32_t stream, uint32_t first
     return 0;
 }
 
-static const struct ggml_tensor *rope_before(const struct ggml_tensor *tensor) {
+const struct ggml_tensor *neap_rope_before(const struct ggml_tensor *tensor) {
     for (int depth = 0; tensor != NULL && depth < 8; depth++) {
         neap_op op = neap_host_op(tensor->op);
         if (op == NEAP_OP_ROPE) {
@@ -151,7 +151,7 @@ static void push_set_rows(backend_context *ctx, int at, const struct ggml_tensor
     } else {
         ctx->n_tokens = (int)n;
     }
-    const struct ggml_tensor *rope = cache->is_v ? NULL : rope_before(node->src[0]);
+    const struct ggml_tensor *rope = cache->is_v ? NULL : neap_rope_before(node->src[0]);
     const int32_t *positions = rope != NULL && rope->src[1] != NULL && rope->src[1]->ne[0] >= n
                                    ? rope->src[1]->data
                                    : NULL;
@@ -493,6 +493,27 @@ static enum ggml_status compute_as_restored(backend_context *ctx, const struct g
     return GGML_STATUS_SUCCESS;
 }
 
+/* Cut before each attention, whose layer is written down there. */
+static enum ggml_status compute_captured(backend_context *ctx, const struct ggml_cgraph *graph,
+                                         int *ret_err) {
+    int begin = 0;
+    for (int at = 0; at < graph->n_nodes; at++) {
+        if (neap_host_op(graph->nodes[at]->op) != NEAP_OP_FLASH_ATTN) {
+            continue;
+        }
+        enum ggml_status status = compute_range(ctx, graph, begin, at);
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+        *ret_err = neap_capture_attention(graph, at);
+        if (*ret_err != 0) {
+            return GGML_STATUS_FAILED;
+        }
+        begin = at;
+    }
+    return compute_range(ctx, graph, begin, graph->n_nodes);
+}
+
 static enum ggml_status compute_resident(backend_context *ctx, const struct ggml_cgraph *graph,
                                          int *ret_err) {
     for (size_t i = 0; i < ctx->n_accesses; i++) {
@@ -501,7 +522,8 @@ static enum ggml_status compute_resident(backend_context *ctx, const struct ggml
             return GGML_STATUS_FAILED;
         }
     }
-    return compute_range(ctx, graph, 0, graph->n_nodes);
+    return neap_capture_on() ? compute_captured(ctx, graph, ret_err)
+                             : compute_range(ctx, graph, 0, graph->n_nodes);
 }
 
 /* ---- around a graph ---- */

@@ -96,6 +96,7 @@ static const char *profile_path(const char *swap_dir, char *path, size_t cap) {
 static void create_engine(void) {
     char profile[PATH_MAX];
     neap_attend_choice = env_attend();
+    neap_capture_open(env_text("NEAP_CAPTURE"));
     neap_options options = {
         .program = program_invocation_short_name,
         .codec = env_text("NEAP_CODEC"),

@@ -189,6 +189,7 @@ void neap_unit_move(neap_pool *pool, neap_unit *unit, neap_unit_state to) {
         atomic_fetch_add_explicit(&pool->n_absent, 1, memory_order_acq_rel);
     pool->n_restoring += to == NEAP_UNIT_RESTORING;
     pool->n_restoring -= from == NEAP_UNIT_RESTORING;
+    if (!becomes_absent) unit->by_pressure = false;
     atomic_store_explicit(&unit->state, (int)to, memory_order_release);
     /* The chain of these subtractions is one release sequence: who reads 0 sees every restore. */
     if (was_absent && !becomes_absent)

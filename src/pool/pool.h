@@ -75,6 +75,7 @@ typedef struct neap_unit {
     uint64_t passed_over; /* the eviction that could not evict it */
     uint64_t last_use;    /* number of the last graph that needed it, where the policy asks; or 0 */
     uint64_t allocate_ns; /* committing its pages; of whoever restores it */
+    bool by_pressure;     /* away because memory was short: comes back without being needed */
 
     /* Copies. For KV a swap record beside residency means clean. Changed under the lock; stable
      * for the thread that evicts or restores the unit. */

@@ -74,7 +74,7 @@ def body(work):
         requests = plan_requests(rng)
         with s.Server(work, model, backend=False) as server:
             expected = [server.tokens(prompt, n) for prompt, n in requests]
-        s.check(len({tuple(tokens[:1]) for tokens in expected}) > ROUNDS // 2, "all answers alike")
+        s.check(len({tuple(tokens) for tokens in expected}) > 10, "all answers alike")
         env = {"NEAP_ATTN": "ggml", "NEAP_POLICY": policy}
         if swap_limit:
             env["NEAP_SWAP_LIMIT"] = swap_limit  # no room: repacked weights are made again

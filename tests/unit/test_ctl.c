@@ -25,7 +25,7 @@ static void requests_round_trip(void) {
         {.command = NEAP_CTL_EVICT, .evict = {.bytes = 1ull << 40, .only = NEAP_ONLY_KV}},
         {.command = NEAP_CTL_EVICT, .evict = {.bytes = UINT64_MAX, .only = NEAP_ONLY_WEIGHTS}},
         {.command = NEAP_CTL_EVICT, .evict = {.permille = 1000}},
-        {.command = NEAP_CTL_EVICT, .evict = {.permille = 505}},
+        {.command = NEAP_CTL_EVICT, .evict = {.permille = 505, .by_pressure = true}},
     };
     for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
         char *line = NULL;
@@ -37,6 +37,7 @@ static void requests_round_trip(void) {
         CHECK(got.evict.bytes == requests[i].evict.bytes);
         CHECK(got.evict.permille == requests[i].evict.permille);
         CHECK(got.evict.only == requests[i].evict.only);
+        CHECK(got.evict.by_pressure == requests[i].evict.by_pressure);
         free(line);
     }
 }
