@@ -30,6 +30,7 @@ int neap_cmd_evict(int argc, char **argv);
 int neap_cmd_restore(int argc, char **argv);
 int neap_cmd_stat(int argc, char **argv);
 int neap_cmd_profile(int argc, char **argv);
+int neap_cmd_train(int argc, char **argv);
 int neap_cmd_watch(int argc, char **argv);
 int neap_cmd_demo(int argc, char **argv);
 int neap_cmd_bench(int argc, char **argv);
@@ -93,6 +94,7 @@ enum {
     NEAP_OPT_KV,
     NEAP_OPT_THREADS,
     NEAP_OPT_PRESSURE,
+    NEAP_OPT_BEHIND,
     NEAP_OPT_OWN /* first code of a command's own */
 };
 
@@ -110,6 +112,7 @@ enum {
         {"session", required_argument, NULL, NEAP_OPT_SESSION},       \
         {"attn", required_argument, NULL, NEAP_OPT_ATTN},             \
         {"kv", required_argument, NULL, NEAP_OPT_KV},                 \
+        {"write-behind", required_argument, NULL, NEAP_OPT_BEHIND},   \
         {"pressure", required_argument, NULL, NEAP_OPT_PRESSURE}, {   \
         "threads", required_argument, NULL, NEAP_OPT_THREADS          \
     }
@@ -160,6 +163,8 @@ void neap_path_program(const char *name, char path[NEAP_PATH_MAX]);
 int neap_path_backend(char path[NEAP_PATH_MAX]);
 /* A script of tools/. 0 or -ENOENT. */
 int neap_path_tool(const char *name, char path[NEAP_PATH_MAX]);
+/* A folder of share/. 0 or -ENOENT. */
+int neap_path_share(const char *name, char path[NEAP_PATH_MAX]);
 /* Puts GGML_BACKEND_PATH and LLAMA_ARG_DEVICE into the environment unless the user has set them.
  * 0, or the status of the error printed. */
 int neap_path_load_backend(void);

@@ -140,9 +140,12 @@ static void print_counters(const json_t *stat) {
            neap_cli_size(neap_instance_count(stat, "counters", "bytes_restored_memory")),
            (double)neap_instance_count(stat, "counters", "wait_ns") / 1e6,
            (unsigned long long)neap_instance_count(stat, "counters", "errors"));
-    printf("  last        first token after %.1f ms, restoring %.1f ms, %.0f %% of it overlapped\n",
+    printf("  last        first token after %.1f ms, restoring %.1f ms (from storage %.1f ms,\n"
+           "              from memory %.1f ms), %.0f %% of it overlapped\n",
            json_number_value(json_object_get(request, "ttft_ms")),
            json_number_value(json_object_get(request, "restore_ms")),
+           json_number_value(json_object_get(request, "storage_ms")),
+           json_number_value(json_object_get(request, "memory_ms")),
            100 * json_number_value(json_object_get(request, "overlap")));
 }
 
@@ -163,6 +166,15 @@ static void print_pressure(const json_t *pressure) {
            *sources ? ")" : "",
            neap_cli_size(neap_instance_count(pressure, NULL, "released_bytes")),
            (unsigned long long)neap_instance_count(pressure, NULL, "releases"));
+}
+
+static void print_write_behind(const json_t *stat) {
+    const json_t *writes = json_object_get(stat, "write_behind");
+    const char *state = neap_instance_text(writes, "state");
+    if (!writes || strcmp(state, "off") == 0) return;
+    printf("  write-behind  %s, %llu clean chunks, %s written today\n", state,
+           (unsigned long long)neap_instance_count(writes, NULL, "clean_chunks"),
+           neap_cli_size(neap_instance_count(writes, NULL, "bytes_today")));
 }
 
 static void print_profile(const json_t *stat) {
@@ -204,6 +216,7 @@ static void print_stat(const json_t *stat) {
     print_profile(stat);
     print_counters(stat);
     print_pressure(json_object_get(stat, "pressure"));
+    print_write_behind(stat);
     const uint64_t lost = neap_instance_count(stat, "units", "lost");
     if (lost) printf("  lost        %llu units\n", (unsigned long long)lost);
     const char *error = neap_instance_text(stat, "last_error");

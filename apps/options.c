@@ -9,6 +9,7 @@
 #include "cli.h"
 #include "codec.h"
 #include "policy.h"
+#include "write_budget.h"
 
 const char neap_common_help[] =
     "Options of elastic memory (each also an environment variable NEAP_...):\n"
@@ -17,10 +18,14 @@ const char neap_common_help[] =
     "  --swap-dir DIR     folder of the swap file (default: the cache folder's swap)\n"
     "  --swap-limit SIZE  most bytes in the swap file\n"
     "  --keep SIZE        never evict below this\n"
-    "  --policy NAME      what is evicted, where to: hybrid (default), partial-offload\n"
+    "  --policy NAME      what is evicted, where to: hybrid (default), partial-offload, and\n"
+    "                     others for experiments (neap-serve(1))\n"
     "  --attn NAME        attention: auto (default), neap (our kernels), opencl (on an\n"
     "                     OpenCL device that shares memory), ggml (the host's)\n"
     "  --pressure on|off  release by itself when memory gets short (default: on)\n"
+    "  --write-behind WHEN  copy KV to the swap file while idle, so that evicting it is only\n"
+    "                     dropping it: off (default), on (8 GiB a day at most, not on a\n"
+    "                     battery), SIZE (so much a day), always (also on a battery)\n"
     "  --threads N        compute threads\n";
 
 static int threads;
@@ -91,6 +96,15 @@ static int export_size(const char *option, const char *variable, const char *val
     return export(variable, text);
 }
 
+static int export_write_behind(const char *value) {
+    uint64_t bytes;
+    bool on_battery;
+    if (neap_write_behind_parse(value, &bytes, &on_battery) == 0)
+        return export("NEAP_WRITE_BEHIND", value);
+    return neap_cli_error(NEAP_EXIT_USAGE, "on, off, always, or the bytes of a day like 2G",
+                          "--write-behind %s: none of these", value);
+}
+
 static void append_name(char *list, size_t cap, const char *name) {
     const size_t len = strlen(list);
     snprintf(list + len, cap - len, "%s%s", len ? ", " : "known: ", name);
@@ -159,6 +173,8 @@ int neap_option_common(int code, const char *value) {
         if (strcmp(value, "on") == 0 || strcmp(value, "off") == 0)
             return export("NEAP_PRESSURE", value);
         return neap_cli_error(NEAP_EXIT_USAGE, "on or off", "--pressure %s: neither", value);
+    case NEAP_OPT_BEHIND:
+        return export_write_behind(value);
     case NEAP_OPT_THREADS:
         status = neap_option_number("--threads", value, 1, 4096, &number);
         threads = (int)number;
@@ -179,6 +195,7 @@ int neap_option_environment(void) {
         {"NEAP_KEEP", NEAP_OPT_KEEP},
         {"NEAP_ATTN", NEAP_OPT_ATTN},
         {"NEAP_PRESSURE", NEAP_OPT_PRESSURE},
+        {"NEAP_WRITE_BEHIND", NEAP_OPT_BEHIND},
         {"NEAP_THREADS", NEAP_OPT_THREADS},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {

@@ -88,6 +88,12 @@ static void become_server(const neap_server_options *options, const neap_server 
     if (nothing >= 0) dup2(nothing, STDIN_FILENO);
     dup2(server->log_fd, STDOUT_FILENO);
     dup2(server->log_fd, STDERR_FILENO);
+    if (options->stock) neap_path_leave_backend();
+    const int err = options->group ? neap_memory_group_add(options->group, 0) : 0;
+    if (err) {
+        dprintf(STDERR_FILENO, "%s: %s\n", options->group->dir, neap_strerror(err));
+        _exit(127);
+    }
     set_or_leave("NEAP_CODEC", options->codec);
     set_or_leave("NEAP_POLICY", options->policy);
     set_or_leave("NEAP_ATTN", options->attn);

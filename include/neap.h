@@ -73,6 +73,12 @@ typedef struct neap_options {
     bool watch_pressure;       /* release by itself when memory gets short, on a thread that sleeps
                                   until the kernel says so */
     const char *pressure_watch, *pressure_write; /* systemd's MEMORY_PRESSURE_WATCH and _WRITE */
+    /* Write-behind: KV chunks whose cells are all in use are copied to the swap file while nothing
+     * uses the engine, so that evicting them later is only dropping them. Most bytes a day, shared
+     * by all that have this swap folder; 0: off. */
+    uint64_t write_behind_bytes;
+    uint64_t write_behind_idle_ns; /* after so long without a use; default 2 s */
+    bool write_behind_on_battery;  /* also while the machine runs on a battery */
     /* Gives regions their memory, for devices that share only what they gave out themselves; NULL,
      * and where it fails: the system's. The memory is aligned to align bytes, reads as zero, is
      * committed when written, and its whole pages go back to the kernel on madvise(2). region_free
@@ -83,8 +89,8 @@ typedef struct neap_options {
 } neap_options;
 
 /* Creates the engine, its swap file (lazily), its restore threads and its control socket.
- * Fails: NEAP_E_UNKNOWN (codec or policy); -ENOMEM; errors of the control socket do not fail the
- * engine, they are logged. */
+ * Fails: NEAP_E_UNKNOWN (codec or policy); -ENOMEM. A control socket or a swap folder that cannot
+ * be used does not fail the engine, it is logged. */
 NEAP_API int neap_engine_create(const neap_options *options, neap_engine **ret_engine);
 NEAP_API void neap_engine_free(neap_engine *engine); /* takes NULL; all regions must be freed */
 
@@ -131,7 +137,8 @@ typedef struct neap_weight_extent {
     void *rebuild_ctx;
 } neap_weight_extent;
 
-/* Registers one layer's weights as a unit; the bytes are in place already and never change.
+/* Registers one layer's weights, or a part of them that may be needed alone (an expert), as a unit;
+ * the bytes are in place already and never change.
  * Each extent is released by whole pages inside it; a page it shares with other bytes stays.
  * layer: order of need, 0 first (embedding -1, output after the last).
  * Remembers size, mtime and inode of the files, and a checksum of every extent; restoring verifies
@@ -205,9 +212,13 @@ NEAP_API bool neap_all_resident(const neap_engine *engine);
 /* True when this unit is resident (or empty). */
 NEAP_API bool neap_unit_resident(const neap_engine *engine, neap_unit_id unit);
 
+/* True when the policy goes by use (lru): then neap_need wants to know every unit that a graph
+ * needs, resident ones too. */
+NEAP_API bool neap_tracks_use(const neap_engine *engine);
+
 /* Within a use: starts restoring the units named, first needed first; resident ones are skipped.
- * Returns at once. Later calls append. Under the policy partial-offload it returns only when all
- * of them are back (the paper's baseline does not overlap). */
+ * Returns at once. Later calls append. Under a policy without overlap (partial-offload, mz-no,
+ * mz-ar) it returns only when all of them are back. */
 NEAP_API int neap_need(neap_engine *engine, const neap_unit_id *units, size_t n);
 /* Within a use: blocks until the unit is resident, starting its restore if nobody did.
  * Fails: NEAP_E_LOST, NEAP_E_CHANGED, NEAP_E_CORRUPT, -EIO ...: the unit's content is not there. */
@@ -226,6 +237,7 @@ typedef struct neap_evict_request {
     uint64_t bytes;    /* at least so many; UINT64_MAX means all */
     uint32_t permille; /* if not 0, instead of bytes: of what is evictable when all is resident */
     int only;          /* NEAP_ONLY_* */
+    bool by_pressure;  /* comes back by itself when memory is no longer short (watch_pressure) */
 } neap_evict_request;
 
 typedef struct neap_evict_result {
@@ -243,7 +255,8 @@ typedef struct neap_evict_result {
 
 /* Waits for the running uses to end (graph boundaries), then evicts. One eviction runs at a time;
  * others wait. A full disk or a swap limit is no failure: what could not be stored stays resident
- * and storage_error says why. Fails: -EINVAL (nothing asked). */
+ * and storage_error says why. Without by_pressure everything that is evicted then, by whatever,
+ * stays so until it is used or neap_restore() is called. Fails: -EINVAL (nothing asked). */
 NEAP_API int neap_evict(neap_engine *engine, const neap_evict_request *request,
                         neap_evict_result *ret_result);
 
@@ -258,10 +271,25 @@ NEAP_API int neap_trim(neap_engine *engine, int level);
  * -ECANCELED when an eviction came in between. */
 NEAP_API int neap_restore(neap_engine *engine, uint64_t *ret_bytes);
 
+/* False when an attention is to begin only when all chunks of its layer are back (a policy that
+ * shows what beginning earlier gains). */
+NEAP_API bool neap_waits_within_layers(const neap_engine *engine);
+
 /* Counts attention operations for neap_stat: those of our kernels (named) and those that the host
  * computed. */
 NEAP_API void neap_attention_count(neap_engine *engine, const char *kernel, uint64_t n_ours,
                                    uint64_t n_host);
+
+/* What one attention took by the host's kernel and by ours. The times of a kind (a text of at most
+ * 127 bytes that tells kinds apart) are kept with the device profile, where there is one: recall
+ * gives false when they are not known. */
+typedef struct neap_attention_times {
+    uint64_t host_ns, our_ns;
+} neap_attention_times;
+NEAP_API bool neap_attention_recall(neap_engine *engine, const char *kind,
+                                    neap_attention_times *ret_times);
+NEAP_API void neap_attention_keep(neap_engine *engine, const char *kind,
+                                  const neap_attention_times *times);
 
 typedef enum neap_stage {
     NEAP_STAGE_NONE,
@@ -291,6 +319,16 @@ typedef enum neap_pressure {
     NEAP_PRESSURE_CRITICAL,
 } neap_pressure;
 
+typedef enum neap_write_behind_state {
+    NEAP_WRITE_BEHIND_OFF,
+    NEAP_WRITE_BEHIND_WAITING, /* in use, or everything is written */
+    NEAP_WRITE_BEHIND_WRITING,
+    NEAP_WRITE_BEHIND_BATTERY, /* until the machine is fed again */
+    NEAP_WRITE_BEHIND_NO_ROOM, /* half of the swap limit, or 95 % of the file system, is taken */
+    NEAP_WRITE_BEHIND_SPENT,   /* the bytes of this day are written */
+    NEAP_WRITE_BEHIND_FAILED,  /* the last write failed; it is tried again after the next use */
+} neap_write_behind_state;
+
 /* Meanings as in `neap stat --json` (docs/man/neap-stat.1). */
 typedef struct neap_stat {
     neap_state state;
@@ -305,6 +343,7 @@ typedef struct neap_stat {
     uint64_t evictions, restores, bytes_evicted, bytes_restored_storage, bytes_restored_memory;
     uint64_t wait_ns, errors;
     uint64_t ttft_ns, restore_ns;
+    uint64_t allocate_ns, storage_ns, memory_ns;
     double overlap;                /* of the last restore: 1 - waited / restored, 0..1 */
     uint64_t read_bps, decode_bps; /* of the restore paths, as evictions reckon with them */
     neap_rate_source rate_source;
@@ -315,7 +354,13 @@ typedef struct neap_stat {
     char last_error[256];
     neap_pressure pressure;
     uint64_t pressure_looks, pressure_releases, pressure_released_bytes;
+    uint64_t pressure_restored_bytes; /* brought back by itself after it */
+    uint64_t pressure_owed_bytes;     /* taken by pressure, not back yet */
     char pressure_sources[64];
+    uint64_t bytes_written_storage; /* to the swap file, by evictions and by write-behind */
+    neap_write_behind_state write_behind;
+    uint64_t write_behind_bytes_today;
+    uint32_t clean_chunks; /* resident KV chunks with a copy in the swap file */
 } neap_stat;
 
 NEAP_API void neap_stat_get(neap_engine *engine, neap_stat *ret_stat);

@@ -6,6 +6,7 @@
  *   stat.c      counters                     endpoint.c  control socket
  *   rates.c     throughputs of restores  profile_file.c  where they are kept
  *   trim.c      releasing by level           pressure_watch.c  releasing by itself
+ *   write_behind.c  copies of chunks while idle  write_budget.c  how many a day
  *
  * Locks      use_lock, then the pool's lock; never the other way round. Nothing waits for a use
  *            while it holds the pool's lock. */
@@ -33,6 +34,7 @@ struct neap_region {
 };
 
 typedef struct neap_watcher neap_watcher;
+typedef struct neap_write_behind neap_write_behind;
 
 /* Room for the plan of an eviction, made when units are added: to make room when memory is short
  * would be late. */
@@ -54,7 +56,8 @@ struct neap_engine {
     void (*region_free)(void *ctx, void *base);
     void *region_ctx;
     neap_listener *listener;
-    neap_watcher *watcher; /* NULL: pressure is not watched */
+    neap_watcher *watcher;           /* NULL: pressure is not watched */
+    neap_write_behind *write_behind; /* NULL: off; constant */
 
     pthread_mutex_t use_lock; /* guards the next; see use.c */
     pthread_cond_t use_changed;
@@ -71,13 +74,14 @@ struct neap_engine {
     uint64_t evictions, bytes_evicted, wait_ns;
     uint64_t request_began_ns; /* 0: no request open */
     uint64_t request_waited_ns;
-    uint64_t ttft_ns, restore_ns;
+    uint64_t ttft_ns, restore_ns, allocate_ns, path_ns[NEAP_N_PATHS];
     double overlap;
+    uint64_t n_needs; /* graphs that told what they need */
     const char *attention;
     uint64_t attentions, attentions_host;
     struct {
         neap_pressure level;
-        uint64_t looks, releases, released_bytes;
+        uint64_t looks, releases, released_bytes, restored_bytes;
         char sources[64];
     } pressure;
 };
@@ -94,15 +98,23 @@ uint64_t neap_scratch_held_bytes(neap_engine *engine);
 
 /* restore.c: blocks until the unit is resident or its restore failed. Lets go of the lock. [L] */
 int neap_unit_wait(neap_engine *engine, neap_unit *unit);
+/* Brings back units that pressure took, in the order of need, as long as they have no more than
+ * limit_bytes, and about step_bytes at most. Errors: as neap_restore(), but of those units. */
+int neap_restore_owed(neap_engine *engine, uint64_t limit_bytes, uint64_t step_bytes,
+                      uint64_t *ret_bytes);
 
 /* evict.c */
 typedef struct neap_totals {
     uint64_t weights, weights_resident, weights_evictable;
     uint64_t kv, kv_resident, kv_evictable;
     uint64_t kv_memory, kv_storage; /* bytes of copies */
-    uint32_t n_weights, n_weights_evicted, n_kv, n_kv_evicted, n_kv_on_storage, n_lost;
+    uint64_t owed;                  /* evictable bytes that pressure took and that are not back */
+    uint32_t n_weights, n_weights_evicted, n_kv, n_kv_evicted, n_kv_on_storage, n_kv_clean, n_lost;
 } neap_totals;
 neap_totals neap_totals_get(neap_engine *engine); /* [L] */
+/* neap_evict() without waking the watcher: for the watcher itself. */
+int neap_evict_unseen(neap_engine *engine, const neap_evict_request *request,
+                      neap_evict_result *ret_result);
 /* Room for a plan of all units there are, and the threads that carry it out. What fails of the room
  * is tried again by the eviction. */
 void neap_plan_reserve(neap_engine *engine);
@@ -113,6 +125,15 @@ uint64_t neap_releasable_bytes(neap_engine *engine);
 /* pressure_watch.c: logs what fails. */
 void neap_watcher_start(neap_engine *engine, const char *watch, const char *write);
 void neap_watcher_stop(neap_engine *engine);
+/* Has it look now: something was evicted that it must bring back. Not for its own thread. */
+void neap_watcher_wake(neap_engine *engine);
+
+/* write_behind.c: logs what fails. */
+void neap_write_behind_start(neap_engine *engine, const neap_options *options,
+                             const char *swap_dir);
+void neap_write_behind_stop(neap_engine *engine);
+void neap_write_behind_used(neap_write_behind *writer); /* a use has ended; use_lock is held */
+void neap_write_behind_stat(const neap_write_behind *writer, neap_stat *inout_stat); /* [L] */
 
 /* rates.c: what goes wrong is logged. profile_path may be NULL. */
 void neap_engine_rates_open(neap_engine *engine, const char *profile_path, const char *swap_dir);

@@ -7,7 +7,21 @@
 
 #include "core_int.h"
 #include "err.h"
+#include "file.h"
 #include "profile_file.h"
+
+/* The swap file itself is made when the first eviction needs it: too late to learn that it cannot
+ * be. */
+static void try_swap_folder(const char *dir) {
+    neap_file *file;
+    const int err = neap_file_open_swap(dir, &file);
+    if (err)
+        neap_log(NEAP_LOG_WARN,
+                 "no swap file can be made in %s: %s; KV stays in memory (see --swap-dir)", dir,
+                 neap_strerror(err));
+    else
+        neap_file_close(file);
+}
 
 static int wire(neap_engine *engine, const neap_options *options) {
     char dir[PATH_MAX];
@@ -31,10 +45,13 @@ static int wire(neap_engine *engine, const neap_options *options) {
     };
     err = neap_pool_create(&pool_options, &engine->pool);
     if (err) return err;
+    try_swap_folder(dir);
     neap_engine_rates_open(engine, options->profile, dir);
     err = neap_crew_create(options->evict_threads, &engine->crew);
     if (err) return err;
-    return neap_pipeline_create(engine->pool, neap_engine_rates_note, engine, &engine->pipeline);
+    err = neap_pipeline_create(engine->pool, neap_engine_rates_note, engine, &engine->pipeline);
+    if (!err && options->write_behind_bytes > 0) neap_write_behind_start(engine, options, dir);
+    return err;
 }
 
 int neap_engine_create(const neap_options *options, neap_engine **ret_engine) {
@@ -60,6 +77,7 @@ void neap_engine_free(neap_engine *engine) {
     if (!engine) return;
     neap_endpoint_close(engine); /* first: its threads evict and restore, as does the next */
     neap_watcher_stop(engine);
+    neap_write_behind_stop(engine);
     neap_pipeline_free(engine->pipeline);
     neap_crew_free(engine->crew);
     neap_engine_rates_close(engine);

@@ -26,6 +26,7 @@ static void add_kv(neap_totals *t, const neap_unit *unit, neap_unit_state state,
                    neap_unit_bytes bytes) {
     const bool away = state != NEAP_UNIT_RESIDENT && state != NEAP_UNIT_EVICTING;
     if (state == NEAP_UNIT_EMPTY) return;
+    if (unit->by_pressure && state != NEAP_UNIT_LOST) t->owed += bytes.evictable;
     t->n_kv++;
     t->n_kv_evicted += away;
     t->n_lost += state == NEAP_UNIT_LOST;
@@ -37,6 +38,7 @@ static void add_kv(neap_totals *t, const neap_unit *unit, neap_unit_state state,
     t->kv_memory += len;
     t->kv_storage += unit->swap ? neap_swap_record_len(unit->swap) : 0;
     t->n_kv_on_storage += away && unit->swap;
+    t->n_kv_clean += !away && unit->swap;
 }
 
 static void add_unit(neap_unit *unit, void *ctx) {
@@ -48,6 +50,7 @@ static void add_unit(neap_unit *unit, void *ctx) {
         return;
     }
     const bool away = state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_RESTORING;
+    if (unit->by_pressure) t->owed += bytes.evictable;
     t->n_weights++;
     t->n_weights_evicted += away;
     t->weights += bytes.in_use;
@@ -174,6 +177,7 @@ static void add_candidate(neap_unit *unit, void *ctx) {
                          : unit->is_kv ? expected_encoded(e, bytes.evictable)
                                        : 0,
         .stored_bytes = unit->is_kv ? expected_stored(e, unit, bytes.evictable, encoded) : 0,
+        .last_use = unit->last_use,
     };
 }
 
@@ -327,6 +331,11 @@ static void run_steps(void *ctx) {
         neap_unit *unit = neap_pool_unit(pool, step.id);
         neap_evicted evicted;
         const int err = neap_pool_evict(pool, unit, step.action, &worker, &evicted);
+        if (!err && step.action != NEAP_ACTION_MEMORY_TO_STORAGE) {
+            pthread_mutex_lock(&pool->lock);
+            unit->by_pressure = e->request->by_pressure;
+            pthread_mutex_unlock(&pool->lock);
+        }
         pthread_mutex_lock(&e->lock);
         e->pending -= expected;
         e->ended += expected;
@@ -392,6 +401,12 @@ static uint64_t evictable_bytes(neap_engine *engine, int only) {
            (only == NEAP_ONLY_WEIGHTS ? 0 : t.kv_evictable);
 }
 
+/* Who evicts on purpose wants all that is out then to stay out. */
+static void stays_out(neap_unit *unit, void *ctx) {
+    (void)ctx;
+    unit->by_pressure = false;
+}
+
 static void evict_alone(eviction *e) {
     neap_engine *engine = e->engine;
     neap_pool *pool = engine->pool;
@@ -399,6 +414,7 @@ static void evict_alone(eviction *e) {
     pthread_mutex_lock(&pool->lock);
     neap_pipeline_quiesce(engine->pipeline);
     e->sequence = ++pool->released_seq;
+    if (!request->by_pressure) neap_pool_each(pool, stays_out, NULL);
     room_take(e);
     pthread_mutex_unlock(&pool->lock);
 
@@ -419,8 +435,8 @@ static void evict_alone(eviction *e) {
     e->result.exhausted = e->result.released_bytes < target;
 }
 
-int neap_evict(neap_engine *engine, const neap_evict_request *request,
-               neap_evict_result *ret_result) {
+int neap_evict_unseen(neap_engine *engine, const neap_evict_request *request,
+                      neap_evict_result *ret_result) {
     if (request->bytes == 0 && request->permille == 0) return -EINVAL;
     if (request->only < NEAP_ONLY_ALL || request->only > NEAP_ONLY_KV) return -EINVAL;
     const uint64_t began_ns = neap_clock_ns();
@@ -446,4 +462,11 @@ int neap_evict(neap_engine *engine, const neap_evict_request *request,
     if (e.out_of_memory && e.result.released_bytes == 0) return -ENOMEM;
     *ret_result = e.result;
     return 0;
+}
+
+int neap_evict(neap_engine *engine, const neap_evict_request *request,
+               neap_evict_result *ret_result) {
+    const int err = neap_evict_unseen(engine, request, ret_result);
+    if (!err && request->by_pressure) neap_watcher_wake(engine);
+    return err;
 }

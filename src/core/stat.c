@@ -68,6 +68,8 @@ static void count_bytes(neap_engine *engine, neap_stat *stat) {
     stat->units_kv = t.n_kv;
     stat->units_kv_evicted = t.n_kv_evicted;
     stat->lost = t.n_lost;
+    stat->clean_chunks = t.n_kv_clean;
+    stat->pressure_owed_bytes = t.owed;
     const uint64_t total = t.weights + t.kv;
     const uint64_t held = t.weights_resident + t.kv_resident + t.kv_memory;
     stat->released = total > held ? total - held : 0;
@@ -87,10 +89,15 @@ void neap_stat_get(neap_engine *engine, neap_stat *ret_stat) {
     stat.bytes_evicted = engine->bytes_evicted;
     stat.bytes_restored_storage = c->bytes_restored[NEAP_PATH_STORAGE];
     stat.bytes_restored_memory = c->bytes_restored[NEAP_PATH_MEMORY];
+    stat.bytes_written_storage = neap_swapfile_written(pool->swapfile);
+    if (engine->write_behind) neap_write_behind_stat(engine->write_behind, &stat);
     stat.wait_ns = engine->wait_ns;
     stat.errors = c->errors;
     stat.ttft_ns = engine->ttft_ns;
     stat.restore_ns = engine->restore_ns;
+    stat.allocate_ns = engine->allocate_ns;
+    stat.storage_ns = engine->path_ns[NEAP_PATH_STORAGE];
+    stat.memory_ns = engine->path_ns[NEAP_PATH_MEMORY];
     stat.overlap = engine->overlap;
     stat.read_bps = engine->rates.read.bps;
     stat.decode_bps = engine->rates.decode.bps;
@@ -107,6 +114,7 @@ void neap_stat_get(neap_engine *engine, neap_stat *ret_stat) {
     stat.pressure_looks = engine->pressure.looks;
     stat.pressure_releases = engine->pressure.releases;
     stat.pressure_released_bytes = engine->pressure.released_bytes;
+    stat.pressure_restored_bytes = engine->pressure.restored_bytes;
     memcpy(stat.pressure_sources, engine->pressure.sources, sizeof stat.pressure_sources);
     pthread_mutex_unlock(&pool->lock);
     *ret_stat = stat;

@@ -24,6 +24,7 @@ void neap_use_end(neap_engine *engine, int kind) {
     engine->n_computing -= kind == NEAP_USE_COMPUTE;
     if (engine->n_uses == 0 && engine->n_waiting_alone > 0)
         pthread_cond_broadcast(&engine->use_changed);
+    if (engine->n_uses == 0 && engine->write_behind) neap_write_behind_used(engine->write_behind);
     pthread_mutex_unlock(&engine->use_lock);
 }
 

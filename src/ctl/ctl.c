@@ -39,6 +39,11 @@ static const char *const pressure_names[] = {[NEAP_PRESSURE_OFF] = "off",
                                              [NEAP_PRESSURE_CALM] = "calm",
                                              [NEAP_PRESSURE_SHORT] = "short",
                                              [NEAP_PRESSURE_CRITICAL] = "critical"};
+static const char *const write_behind_names[] = {
+    [NEAP_WRITE_BEHIND_OFF] = "off",         [NEAP_WRITE_BEHIND_WAITING] = "waiting",
+    [NEAP_WRITE_BEHIND_WRITING] = "writing", [NEAP_WRITE_BEHIND_BATTERY] = "battery",
+    [NEAP_WRITE_BEHIND_NO_ROOM] = "no room", [NEAP_WRITE_BEHIND_SPENT] = "spent",
+    [NEAP_WRITE_BEHIND_FAILED] = "failed"};
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -130,7 +135,7 @@ static int evict_args(const json_t *object, neap_evict_request *ret_evict) {
     ret_evict->bytes = bytes == INT64_MAX ? UINT64_MAX : bytes;
     ret_evict->permille = (uint32_t)permille;
     ret_evict->only = only;
-    return 0;
+    return get_bool(object, "by_pressure", &ret_evict->by_pressure);
 }
 
 int neap_ctl_request_parse(const char *line, neap_ctl_request *ret_request) {
@@ -165,6 +170,7 @@ int neap_ctl_request_format(const neap_ctl_request *request, char **ret_line) {
     int failed = evict->permille ? json_object_set_new(object, "permille", count(evict->permille))
                                  : json_object_set_new(object, "bytes", count(evict->bytes));
     failed |= json_object_set_new(object, "only", json_string(only_names[evict->only]));
+    if (evict->by_pressure) failed |= json_object_set_new(object, "by_pressure", json_true());
     if (failed) {
         json_decref(object);
         return -ENOMEM;
@@ -189,16 +195,20 @@ static json_t *stat_units(const neap_stat *stat) {
 }
 
 static json_t *stat_counters(const neap_stat *stat) {
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "evictions", count(stat->evictions),
-                     "restores", count(stat->restores), "bytes_evicted", count(stat->bytes_evicted),
-                     "bytes_restored_storage", count(stat->bytes_restored_storage),
-                     "bytes_restored_memory", count(stat->bytes_restored_memory), "wait_ns",
-                     count(stat->wait_ns), "errors", count(stat->errors));
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "evictions",
+                     count(stat->evictions), "restores", count(stat->restores), "bytes_evicted",
+                     count(stat->bytes_evicted), "bytes_restored_storage",
+                     count(stat->bytes_restored_storage), "bytes_restored_memory",
+                     count(stat->bytes_restored_memory), "bytes_written_storage",
+                     count(stat->bytes_written_storage), "wait_ns", count(stat->wait_ns), "errors",
+                     count(stat->errors));
 }
 
 static json_t *stat_request(const neap_stat *stat) {
-    return json_pack("{s:f, s:f, s:f}", "ttft_ms", (double)stat->ttft_ns / 1e6, "restore_ms",
-                     (double)stat->restore_ns / 1e6, "overlap", stat->overlap);
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "ttft_ms", (double)stat->ttft_ns / 1e6,
+                     "restore_ms", (double)stat->restore_ns / 1e6, "alloc_ms",
+                     (double)stat->allocate_ns / 1e6, "storage_ms", (double)stat->storage_ns / 1e6,
+                     "memory_ms", (double)stat->memory_ns / 1e6, "overlap", stat->overlap);
 }
 
 static json_t *stat_profile(const neap_stat *stat) {
@@ -213,23 +223,32 @@ static json_t *stat_attention(const neap_stat *stat) {
 }
 
 static json_t *stat_pressure(const neap_stat *stat) {
-    return json_pack("{s:s, s:o, s:o, s:o, s:o}", "level", pressure_names[stat->pressure],
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "level", pressure_names[stat->pressure],
                      "sources", text(stat->pressure_sources), "looks", count(stat->pressure_looks),
                      "releases", count(stat->pressure_releases), "released_bytes",
-                     count(stat->pressure_released_bytes));
+                     count(stat->pressure_released_bytes), "restored_bytes",
+                     count(stat->pressure_restored_bytes), "owed_bytes",
+                     count(stat->pressure_owed_bytes));
+}
+
+static json_t *stat_write_behind(const neap_stat *stat) {
+    return json_pack("{s:s, s:o, s:o}", "state", write_behind_names[stat->write_behind],
+                     "bytes_today", count(stat->write_behind_bytes_today), "clean_chunks",
+                     count(stat->clean_chunks));
 }
 
 int neap_ctl_stat_format(int pid, const char *program, const neap_stat *stat, char **ret_line) {
     json_t *instance = json_pack(
         "{s:i, s:o, s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:o}",
+        "s:o, s:o}",
         "pid", pid, "program", text(program ? program : "?"), "model", text(stat->model), "state",
         state_names[stat->state], "stage", stage_names[stat->stage], "n_ctx", count(stat->n_ctx),
         "n_contexts", count(stat->n_contexts), "tokens", count(stat->tokens), "codec",
         text(stat->codec), "policy", text(stat->policy), "bytes", stat_bytes(stat), "units",
         stat_units(stat), "counters", stat_counters(stat), "last_request", stat_request(stat),
         "profile", stat_profile(stat), "attention", stat_attention(stat), "pressure",
-        stat_pressure(stat), "last_error", text(stat->last_error));
+        stat_pressure(stat), "write_behind", stat_write_behind(stat), "last_error",
+        text(stat->last_error));
     return dump(json_pack("{s:b, s:o}", "ok", 1, "instance", instance), ret_line);
 }
 

@@ -8,3 +8,8 @@ uint64_t neap_clock_ns(void) {
     clock_gettime(CLOCK_MONOTONIC, &now); /* cannot fail with this clock */
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
+
+uint64_t neap_clock_day(void) {
+    const time_t now = time(NULL);
+    return now > 0 ? (uint64_t)now / 86400u : 0;
+}

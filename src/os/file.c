@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "bytes.h"
@@ -84,6 +85,16 @@ int neap_file_open_swap(const char *dir, neap_file **ret_file) {
     if (fd < 0) fd = swap_open_named(dir);
     if (fd < 0) return fd;
     return file_adopt(fd, O_RDWR, ret_file);
+}
+
+int neap_folder_space(const char *dir, uint64_t *ret_available, uint64_t *ret_total) {
+    struct statvfs space;
+    int err = NEAP_FAULT("file.space");
+    if (err) return err;
+    if (statvfs(dir, &space) != 0) return -errno;
+    *ret_available = (uint64_t)space.f_bavail * space.f_frsize;
+    *ret_total = (uint64_t)space.f_blocks * space.f_frsize;
+    return 0;
 }
 
 void neap_file_close(neap_file *file) {

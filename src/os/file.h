@@ -21,6 +21,9 @@ int neap_file_open_read(const char *path, neap_file **ret_file);
 /* An unnamed file in dir (made with mode 0700 if missing) of mode 0600; gone when the process ends.
  */
 int neap_file_open_swap(const char *dir, neap_file **ret_file);
+/* Of the file system that the folder is on: bytes that an ordinary user may still write, and all.
+ */
+int neap_folder_space(const char *dir, uint64_t *ret_available, uint64_t *ret_total);
 void neap_file_close(neap_file *file);           /* takes NULL */
 bool neap_file_is_direct(const neap_file *file); /* reads go around the page cache */
 int neap_file_identity(const neap_file *file, neap_file_id *ret_id);

@@ -2,6 +2,7 @@
 #include "thread.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 
 #include "fault.h"
 
@@ -16,4 +17,10 @@ int neap_thread_create(pthread_t *ret_thread, void *(*main)(void *ctx), void *ct
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!err) pthread_setname_np(*ret_thread, name);
     return err;
+}
+
+/* Not the lowest: it holds a lock now and then that others want. To Linux "process 0" is the
+ * calling thread. A refusal harms nothing. */
+void neap_thread_lower(void) {
+    (void)setpriority(PRIO_PROCESS, 0, 10);
 }

@@ -9,4 +9,6 @@
  * name: at most 15 characters. */
 int neap_thread_create(pthread_t *ret_thread, void *(*main)(void *ctx), void *ctx,
                        const char *name);
+/* The calling thread leaves the processor to others that want it. */
+void neap_thread_lower(void);
 #endif

@@ -11,6 +11,7 @@
 #include "plugin_int.h"
 #include "proc.h"
 #include "profile_file.h"
+#include "write_budget.h"
 
 /* ---- engine of the process ---- */
 
@@ -51,6 +52,16 @@ static bool env_flag(const char *name) {
     return text != NULL && strcmp(text, "0") != 0;
 }
 
+/* Off unless it is asked for: what is only in memory otherwise is written to a file. */
+static void env_write_behind(neap_options *options) {
+    const char *text = env_text("NEAP_WRITE_BEHIND");
+    if (text != NULL && neap_write_behind_parse(text, &options->write_behind_bytes,
+                                                &options->write_behind_on_battery) != 0) {
+        neap_log(NEAP_LOG_WARN, "NEAP_WRITE_BEHIND=%s ignored: not on, off, always or a size",
+                 text);
+    }
+}
+
 static neap_attend_mode env_attend(void) {
     static const char *const names[] = {"auto", "ggml", "neap", "opencl"};
     const char *text = env_text("NEAP_ATTN");
@@ -85,6 +96,7 @@ static const char *profile_path(const char *swap_dir, char *path, size_t cap) {
 static void create_engine(void) {
     char profile[PATH_MAX];
     neap_attend_choice = env_attend();
+    neap_capture_open(env_text("NEAP_CAPTURE"));
     neap_options options = {
         .program = program_invocation_short_name,
         .codec = env_text("NEAP_CODEC"),
@@ -98,6 +110,11 @@ static void create_engine(void) {
         .pressure_watch = env_text("MEMORY_PRESSURE_WATCH"),
         .pressure_write = env_text("MEMORY_PRESSURE_WRITE"),
     };
+    env_write_behind(&options);
+    uint64_t long_cells = env_bytes("NEAP_ATTN_CELLS"); /* neap bench attn */
+    if (long_cells > 0 && long_cells <= 1 << 20) {
+        neap_attend_long_cells = (int64_t)long_cells;
+    }
     options.profile = profile_path(options.swap_dir, profile, sizeof profile);
     if (neap_attend_choice == NEAP_ATTEND_OPENCL) {
         neap_attend_open_device(&options);

@@ -8,6 +8,7 @@
  * A chunk kept raw is its inner pages in use, read back in place; the bytes on the pages at its
  * ends never left. A coded chunk is all of its rows in use. A transposed plane cannot be cut by
  * cells: its unit is the whole stream, coded as channels of used cells. */
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -405,6 +406,93 @@ int neap_kv_unit_evict(neap_pool *pool, neap_unit *unit, neap_action action, nea
         set_copy(pool, unit, NULL, NULL, NULL);
         neap_stack_drop(pool->stack, record);
     }
+    return err;
+}
+
+/* ---- copies of what stays ---- */
+
+static bool goes_before(const neap_unit *a, const neap_unit *b) {
+    if (a->layer != b->layer) return a->layer > b->layer;
+    if (a->stream != b->stream) return a->stream > b->stream;
+    return a->chunk > b->chunk;
+}
+
+/* A stream that is one unit changes with every token. */
+static void consider_copying(neap_unit *unit, void *ctx) {
+    neap_unit **next = ctx;
+    if (!unit->is_kv || neap_unit_state_of(unit) != NEAP_UNIT_RESIDENT || unit->swap) return;
+    if (unit->kv->whole_streams || unit->used < unit_cells(unit->kv, unit->chunk)) return;
+    if (neap_kv_unit_size(unit).evictable == 0) return;
+    if (!*next || goes_before(unit, *next)) *next = unit;
+}
+
+neap_unit *neap_pool_next_to_copy(neap_pool *pool) {
+    neap_unit *next = NULL;
+    neap_pool_each(pool, consider_copying, &next);
+    return next;
+}
+
+size_t neap_pool_copy_size(const neap_pool *pool, const neap_unit *unit, size_t *ret_most) {
+    const neap_codec *codec = storage_codec(pool, unit);
+    if (codec) {
+        const neap_codec_chunk chunk = codec_chunk(unit);
+        *ret_most = codec->bound(&chunk);
+        return NEAP_ROUND_UP(neap_codec_raw_bytes(&chunk), neap_vm_page()) + *ret_most;
+    }
+    struct iovec parts[2];
+    const size_t n = raw_parts(unit, parts);
+    *ret_most = 0;
+    for (size_t i = 0; i < n; i++)
+        *ret_most += parts[i].iov_len;
+    return *ret_most;
+}
+
+/* Copies to *inout_at and moves it on. */
+static void *append(char **inout_at, const void *bytes, size_t len) {
+    char *at = *inout_at;
+    memcpy(at, bytes, len);
+    *inout_at = at + len;
+    return at;
+}
+
+void neap_pool_copy_take(neap_pool *pool, neap_unit *unit, void *buffer, neap_copy *ret_copy) {
+    assert(neap_unit_state_of(unit) == NEAP_UNIT_RESIDENT && !unit->swap);
+    neap_copy copy = {.unit = unit, .codec = storage_codec(pool, unit), .chunk = codec_chunk(unit)};
+    struct iovec parts[2];
+    const size_t n = copy.codec ? 0 : raw_parts(unit, parts);
+    char *at = buffer;
+    for (size_t i = 0; i < n; i++)
+        append(&at, parts[i].iov_base, parts[i].iov_len);
+    copy.bytes = (struct iovec){buffer, (size_t)(at - (char *)buffer)};
+    for (size_t i = 0; copy.codec && i < copy.chunk.n_planes; i++) {
+        neap_codec_plane *plane = &copy.chunk.planes[i]; /* whole rows: it is not transposed */
+        plane->data = append(&at, plane->data, plane->n_rows * plane->row_bytes);
+    }
+    if (copy.codec) {
+        at = (char *)buffer + NEAP_ROUND_UP((size_t)(at - (char *)buffer), neap_vm_page());
+        copy.bytes = (struct iovec){at, copy.codec->bound(&copy.chunk)};
+    }
+    unit->copying = true;
+    *ret_copy = copy;
+}
+
+int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_bytes) {
+    struct iovec part = copy->bytes;
+    neap_swap_record *record = NULL;
+    int err = 0;
+    if (copy->codec)
+        err = copy->codec->encode(&copy->chunk, part.iov_base, copy->bytes.iov_len, &part.iov_len);
+    if (!err) err = neap_swapfile_put(pool->swapfile, &part, 1, &record);
+    pthread_mutex_lock(&pool->lock);
+    if (!err && copy->unit->copying) {
+        copy->unit->swap = record;
+        copy->unit->coded = copy->codec;
+        record = NULL;
+    }
+    copy->unit->copying = false;
+    pthread_mutex_unlock(&pool->lock);
+    if (record) neap_swapfile_drop(pool->swapfile, record);
+    if (!err) *ret_bytes = part.iov_len;
     return err;
 }
 

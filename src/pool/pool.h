@@ -65,13 +65,17 @@ typedef struct neap_unit {
     uint32_t generation; /* counts the units that had this slot */
     int layer;
 
-    /* The restore queue it stands in; only EVICTED units do. */
+    /* The restore queue it stands in; see invariant 2. */
     bool queued;
     neap_path queue;
     struct neap_unit *next, *prev; /* also the free list */
 
+    bool copying;         /* KV: its bytes as they are are on their way to the swap file */
     int last_error;       /* of its last restore; 0 when that went well */
     uint64_t passed_over; /* the eviction that could not evict it */
+    uint64_t last_use;    /* number of the last graph that needed it, where the policy asks; or 0 */
+    uint64_t allocate_ns; /* committing its pages; of whoever restores it */
+    bool by_pressure;     /* away because memory was short: comes back without being needed */
 
     /* Copies. For KV a swap record beside residency means clean. Changed under the lock; stable
      * for the thread that evicts or restores the unit. */
@@ -91,7 +95,11 @@ typedef struct neap_unit {
 typedef struct neap_pool_counters {
     uint64_t restores, bytes_restored[NEAP_N_PATHS], errors;
     uint64_t encoded_bytes, encoded_from_bytes; /* what the codec made of how much */
-    uint64_t restore_first_ns, restore_last_ns; /* start and end of restores since reset; 0 none */
+    /* Since a request began: start and end of restores (0: none), all and of each path, and the
+     * time that threads committed pages, summed. */
+    uint64_t restore_first_ns, restore_last_ns;
+    uint64_t path_first_ns[NEAP_N_PATHS], path_last_ns[NEAP_N_PATHS];
+    uint64_t allocate_ns;
 } neap_pool_counters;
 
 #define NEAP_POOL_BLOCK 1024u
@@ -175,13 +183,36 @@ typedef struct neap_worker {
     void *bounce;
     size_t bounce_cap;
 } neap_worker;
-void neap_worker_fini(neap_worker *worker); /* frees both */
-void neap_worker_trim(neap_worker *worker); /* frees the bounce buffer */
+void neap_worker_fini(neap_worker *worker);                /* frees both */
+void neap_worker_trim(neap_worker *worker);                /* frees the bounce buffer */
+void *neap_worker_bounce(neap_worker *worker, size_t len); /* page-aligned; NULL: no memory */
 
 /* Evicts a RESIDENT unit, or moves an in-memory copy to storage. Nothing may use the unit.
  * Not done (unit as before): returns the reason, also in storage_error when that was it. */
 int neap_pool_evict(neap_pool *pool, neap_unit *unit, neap_action action, neap_worker *worker,
                     neap_evicted *ret_evicted);
+
+/* A KV chunk as it was, in a buffer of its writer's, on its way to the swap file. */
+typedef struct neap_copy {
+    neap_unit *unit;
+    const neap_codec *codec; /* NULL: raw */
+    neap_codec_chunk chunk;  /* to be coded */
+    struct iovec bytes;      /* raw bytes, or room for the coded ones */
+} neap_copy;
+
+/* The RESIDENT chunk without a copy that an eviction would send first (the rearmost), if all of its
+ * cells are in use: such a one does not change until it is rewritten. NULL: none. [L] */
+neap_unit *neap_pool_next_to_copy(neap_pool *pool);
+/* Size of the buffer that copying the unit takes; *ret_most: most bytes it may take on storage. [L]
+ */
+size_t neap_pool_copy_size(const neap_pool *pool, const neap_unit *unit, size_t *ret_most);
+/* Takes the unit's bytes, which no use may be writing, into the page-aligned buffer. Until they are
+ * stored the unit may be used, written, evicted and removed as any other. One copy at a time. [L]
+ */
+void neap_pool_copy_take(neap_pool *pool, neap_unit *unit, void *buffer, neap_copy *ret_copy);
+/* Codes and writes what was taken. The unit is clean then, unless it has changed or gone: in that
+ * case the record is dropped. Without the lock. */
+int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_bytes);
 
 /* EVICTED -> RESTORING, by the thread that then calls load and finish. [L] */
 void neap_pool_claim(neap_pool *pool, neap_unit *unit);
@@ -190,7 +221,8 @@ neap_path neap_unit_path(const neap_unit *unit); /* of an EVICTED unit [L] */
 int neap_pool_allocate(neap_pool *pool, neap_unit *unit);
 /* Fills a claimed and allocated unit. Without the lock. */
 int neap_pool_load(neap_pool *pool, neap_unit *unit, neap_worker *worker);
-/* RESTORING -> RESIDENT (err 0), LOST or EVICTED. Takes the lock, wakes the waiters. */
+/* RESTORING -> RESIDENT (err 0), LOST or EVICTED. Takes the lock, wakes the waiters. began_ns: when
+ * a thread of the unit's path took it. */
 void neap_pool_finish(neap_pool *pool, neap_unit *unit, int err, uint64_t began_ns);
 
 /* RESIDENT, EMPTY, and with overwrite also EVICTED (not queued) and LOST -> RESIDENT with cells

@@ -25,7 +25,6 @@ void neap_pool_note_error(neap_pool *pool, const neap_unit *unit, int err); /* [
 neap_unit *neap_unit_new(neap_pool *pool);
 void neap_unit_delete(neap_pool *pool, neap_unit *unit); /* [L] */
 neap_span neap_span_inward(void *addr, size_t len);
-void *neap_worker_bounce(neap_worker *worker, size_t len); /* NULL: no memory */
 
 /* After spans were dropped: unusable in poison builds; and the reverse, with the pages committed.
  */

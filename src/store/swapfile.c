@@ -43,7 +43,7 @@ struct neap_swapfile {
     pthread_mutex_t lock;
     neap_file *file; /* NULL before the first put; set once, under the lock */
     neap_swap_record *records, *free_extents; /* lock, as the rest */
-    uint64_t end, live_bytes, transit_bytes;
+    uint64_t end, live_bytes, transit_bytes, written_bytes;
     bool no_punch; /* the file system cannot: only the tail can be given back */
 };
 
@@ -208,6 +208,7 @@ int neap_swapfile_put(neap_swapfile *swapfile, const struct iovec *parts, size_t
     }
     pthread_mutex_lock(&swapfile->lock);
     swapfile->transit_bytes -= record->room;
+    swapfile->written_bytes += len;
     record->next = swapfile->records;
     if (record->next) record->next->prev = record;
     swapfile->records = record;
@@ -271,6 +272,13 @@ void neap_swapfile_usage(neap_swapfile *swapfile, uint64_t *ret_live, uint64_t *
     *ret_live = swapfile->live_bytes;
     *ret_limit = swapfile->limit_bytes == UINT64_MAX ? 0 : swapfile->limit_bytes;
     pthread_mutex_unlock(&swapfile->lock);
+}
+
+uint64_t neap_swapfile_written(neap_swapfile *swapfile) {
+    pthread_mutex_lock(&swapfile->lock);
+    const uint64_t written = swapfile->written_bytes;
+    pthread_mutex_unlock(&swapfile->lock);
+    return written;
 }
 
 static void require(bool holds, const char *what) {

@@ -30,5 +30,6 @@ int neap_swapfile_get(neap_swapfile *swapfile, const neap_swap_record *record,
 /* Frees the record; its blocks go back to the file system. */
 void neap_swapfile_drop(neap_swapfile *swapfile, neap_swap_record *record);
 void neap_swapfile_usage(neap_swapfile *swapfile, uint64_t *ret_live, uint64_t *ret_limit);
-void neap_swapfile_check(neap_swapfile *swapfile); /* invariants; aborts */
+uint64_t neap_swapfile_written(neap_swapfile *swapfile); /* by all puts that went well */
+void neap_swapfile_check(neap_swapfile *swapfile);       /* invariants; aborts */
 #endif

@@ -6,6 +6,7 @@ import time
 import support as s
 
 SECONDS = 60 if s.ALL else 10
+ENV = {"NEAP_PRESSURE": "on", "NEAP_WRITE_BEHIND": "always"}
 
 
 def settle(server):
@@ -34,15 +35,17 @@ def stalls():
 
 def body(work):
     for after in ("an answer", "an eviction", "a restoration"):
-        with s.Server(work, env={"NEAP_PRESSURE": "on"}) as server:
+        with s.Server(work, env=ENV) as server:
             server.tokens(s.prose(51, 300), 16)
             if after != "an answer":
                 server.evict("100%")
             if after == "a restoration":
                 server.restore()
+            time.sleep(3)  # write-behind begins after two seconds
             settle(server)
             before = ours(server)
             s.check("neap-pressure" in [t[0] for t in before.values()], "pressure is not watched")
+            s.check("neap-write" in [t[0] for t in before.values()], "nothing is written behind")
             s.check(before, f"no thread named neap*: {s.threads(server.pid)}")
             ticks, stalled = s.cpu_ticks(server.pid), stalls()
             time.sleep(SECONDS)

@@ -23,7 +23,7 @@ def tmpfs(work, options):
         subprocess.run(["umount", "-l", path], check=False)
 
 
-def stays_whole(work, name, swap_dir, limit=None, then=None):
+def stays_whole(work, name, swap_dir, limit=None, then=None, unusable=False):
     env = {"NEAP_SWAP_DIR": swap_dir}
     if limit:
         env["NEAP_SWAP_LIMIT"] = limit
@@ -31,6 +31,8 @@ def stays_whole(work, name, swap_dir, limit=None, then=None):
     with s.Server(work, env=env) as server:
         server.tokens(prompt, 24)
         resident = server.tokens(prompt, 24)
+        warned = "no swap file can be made in " + swap_dir in server.log_tail(10000)
+        s.check_equal(warned, unusable, f"{name}: warned at the start")
         result = server.evict("100%", only="kv")
         s.check(result["storage_error"], f"{name}: no word of it: {result}")
         stat = server.stat()
@@ -57,7 +59,8 @@ def body(work):
     in_the_way = os.path.join(work, "a-file")
     with open(in_the_way, "w", encoding="ascii") as file:
         file.write("not a folder\n")
-    stays_whole(work, "swap folder is a file", os.path.join(in_the_way, "swap"))
+    stays_whole(work, "swap folder is a file", os.path.join(in_the_way, "swap"),
+                unusable=True)
     limited = os.path.join(work, "limited")
     stays_whole(work, "swap limit of 4 MiB", limited, limit="4M")
     with tmpfs(work, "size=6m") as path:
@@ -66,7 +69,8 @@ def body(work):
             return
         stays_whole(work, "full disk", path, then=lambda: remount(path, "size=512m"))
         remount(path, "ro")
-        stays_whole(work, "read-only folder", path, then=lambda: remount(path, "rw,size=512m"))
+        stays_whole(work, "read-only folder", path, then=lambda: remount(path, "rw,size=512m"),
+                    unusable=True)
 
 
 s.main(body)

@@ -1,6 +1,7 @@
 /* Random writes, evictions, restores, clears and waits on one engine against a shadow copy of every
  * byte; evicted ranges are inaccessible. The seed is printed; NEAP_TEST_SEED repeats a run. */
 #include "clock.h"
+#include "policy.h"
 #include "rig.h"
 
 enum { N_STEPS = 1500 };
@@ -37,7 +38,7 @@ static void step_evict(rig *r, rig_random *random) {
     rig_note_evicted(r);
 }
 
-static void step_request(rig *r, rig_random *random) {
+static void step_request(rig *r, rig_random *random, const neap_policy *policy) {
     neap_unit_id units[RIG_WEIGHTS + RIG_CACHES * RIG_CHUNKS];
     size_t n = 0;
     const uint32_t stream = rig_below(random, RIG_STREAMS);
@@ -49,6 +50,8 @@ static void step_request(rig *r, rig_random *random) {
         for (uint32_t c = 0; c < RIG_CHUNKS; c++)
             if (rig_below(random, 3)) units[n++] = neap_kv_unit(r->caches[i].kv, stream, c);
     CHECK(neap_need(r->engine, units, n) == 0);
+    for (size_t i = 0; !policy->overlap && i < n; i++)
+        CHECK(neap_unit_resident(r->engine, units[i]));
     const uint32_t n_waits = rig_below(random, 12);
     for (uint32_t i = 0; i < n_waits; i++) {
         if (rig_below(random, 2)) {
@@ -82,13 +85,21 @@ static void step_stat(rig *r) {
     if (stat.state == NEAP_STATE_IDLE) CHECK(all_counted == all_after);
 }
 
-static void run(uint64_t seed, const char *codec, const char *policy, int n_steps) {
-    printf("seed %llu codec %s policy %s\n", (unsigned long long)seed, codec, policy);
+/* write_behind: with a thread that makes chunks clean whenever nothing uses the engine. */
+static void run(uint64_t seed, const char *codec, const char *policy, bool write_behind,
+                int n_steps) {
+    printf("seed %llu codec %s policy %s write-behind %d\n", (unsigned long long)seed, codec,
+           policy, write_behind);
     fflush(stdout);
     rig r;
     rig_random random = {seed | 1};
-    rig_make(&r, (neap_options){.codec = codec, .policy = policy, .poison = true},
-             rig_below(&random, 2));
+    const neap_options options = {.codec = codec,
+                                  .policy = policy,
+                                  .poison = true,
+                                  .write_behind_bytes = write_behind ? (uint64_t)1 << 40 : 0,
+                                  .write_behind_idle_ns = 1,
+                                  .write_behind_on_battery = true};
+    rig_make(&r, options, rig_below(&random, 2));
     for (int i = 0; i < n_steps; i++) {
         const uint32_t what = rig_below(&random, 100);
         if (what < 45)
@@ -96,7 +107,7 @@ static void run(uint64_t seed, const char *codec, const char *policy, int n_step
         else if (what < 65)
             step_evict(&r, &random);
         else if (what < 88)
-            step_request(&r, &random);
+            step_request(&r, &random, neap_policy_find(policy));
         else if (what < 92)
             step_stat(&r);
         else if (what < 94) {
@@ -114,15 +125,25 @@ static void run(uint64_t seed, const char *codec, const char *policy, int n_step
     }
     rig_check_all(&r);
     neap_check(r.engine);
+    neap_stat stat;
+    neap_stat_get(r.engine, &stat);
+    CHECK((stat.write_behind_bytes_today > 0) == write_behind);
     rig_free(&r);
 }
 
 int main(void) {
     const char *given = getenv("NEAP_TEST_SEED");
     const uint64_t seed = given ? strtoull(given, NULL, 10) : neap_clock_ns();
-    run(seed, "none", "hybrid", N_STEPS);
-    run(seed + 1, "q8", "hybrid", N_STEPS);
-    run(seed + 2, "none", "partial-offload", N_STEPS / 2);
-    run(seed + 3, "q8", "partial-offload", N_STEPS / 2);
+    run(seed, "none", "hybrid", false, N_STEPS);
+    run(seed + 1, "q8", "hybrid", false, N_STEPS);
+    run(seed + 2, "none", "partial-offload", false, N_STEPS / 2);
+    run(seed + 3, "q8", "partial-offload", false, N_STEPS / 2);
+    run(seed + 4, "q8", "lru", false, N_STEPS / 2);
+    run(seed + 5, "q8", "mz-no", false, N_STEPS / 2);
+    run(seed + 6, "none", "mz-ar", false, N_STEPS / 2);
+    run(seed + 7, "q8", "mz-rp", false, N_STEPS / 2);
+    run(seed + 8, "none", "hybrid", true, N_STEPS);
+    run(seed + 9, "q8", "hybrid", true, N_STEPS);
+    run(seed + 10, "q8", "partial-offload", true, N_STEPS / 2);
     return 0;
 }

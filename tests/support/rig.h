@@ -168,6 +168,9 @@ static inline void rig_free(rig *r) {
             free(r->caches[i].shadow[p]);
     free(r->file);
     free(r->loose);
+    char written[128]; /* the count of write-behind */
+    snprintf(written, sizeof written, "%s/write-behind", r->swap);
+    unlink(written);
     unlink(r->model);
     rmdir(r->swap);
     CHECK(rmdir(r->dir) == 0);

@@ -1,0 +1,289 @@
+/* write_behind.c - the thread that copies full KV chunks to the swap file while the engine is idle,
+ * so that the next eviction only drops them.
+ *
+ *             a use ends                  idle_ns without a use
+ *   parked ---------------> pending ------------------------------> writes, chunk by chunk
+ *     ^                      ^   |  a use: waits again                 |     |
+ *     |                      +---+                       a use begins  |     |
+ *     |                      +-----------------------------------------+     |
+ *     +----------------------------------------------------------------------+
+ *                    nothing is left, or something is in the way
+ *
+ * Parked it waits without a timeout: an idle engine does not wake up once its chunks are written.
+ * What is in the way (a battery, no room, the day's bytes spent, a failed write) is looked at again
+ * after the next use.
+ *
+ * No use waits for it longer than it takes to copy one chunk in memory: the chunk's bytes are taken
+ * under the pool's lock at a moment when nothing uses the engine; they are coded and written from
+ * that copy, without a lock, while uses and evictions may already go on. A chunk that they change
+ * meanwhile loses the copy (pool.h). The bytes in memory never change: with a lossy codec the copy
+ * is what an eviction would have made of them. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "clock.h"
+#include "core_int.h"
+#include "err.h"
+#include "power.h"
+#include "thread.h"
+#include "vm.h"
+#include "write_budget.h"
+
+#define IDLE_NS (2 * UINT64_C(1000000000))
+/* Taken from the day's bytes at once: that replaces a file. */
+#define LUMP ((uint64_t)64 << 20)
+
+struct neap_write_behind {
+    neap_engine *engine;
+    pthread_t thread;
+    pthread_cond_t wake; /* CLOCK_MONOTONIC */
+    uint64_t idle_ns;    /* constant, as the next */
+    bool on_battery;
+    char *swap_dir;
+
+    /* use_lock */
+    bool stopping;
+    bool pending; /* there may be something to do */
+    uint64_t used_ns;
+
+    /* pool's lock: what neap_stat shows */
+    neap_write_behind_state state;
+    uint64_t day, day_bytes;
+
+    /* the thread's own */
+    neap_worker worker;
+    neap_write_budget budget;
+    uint64_t taken_bytes, taken_day; /* of the budget, not written yet */
+    bool is_silent;                  /* a failure was told of */
+};
+
+/* ---- what is in the way ---- */
+
+static void show(neap_write_behind *w, neap_write_behind_state state) {
+    pthread_mutex_lock(&w->engine->pool->lock);
+    w->state = state;
+    w->day = w->budget.day;
+    w->day_bytes =
+        w->budget.spent_bytes > w->taken_bytes ? w->budget.spent_bytes - w->taken_bytes : 0;
+    pthread_mutex_unlock(&w->engine->pool->lock);
+}
+
+/* Evictions that must write find room: half of what was allowed, a twentieth of the file system. */
+static bool has_room(const neap_write_behind *w, uint64_t bytes) {
+    uint64_t live, limit, available, total;
+    neap_swapfile_usage(w->engine->pool->swapfile, &live, &limit);
+    if (limit > 0 && live + bytes > limit / 2) return false;
+    if (neap_folder_space(w->swap_dir, &available, &total) != 0) return true; /* the write tells */
+    return available >= bytes + total / 20;
+}
+
+/* What stands against writing so much; WRITING: nothing. Files are looked at once a lump. */
+static neap_write_behind_state obstacle(neap_write_behind *w, uint64_t bytes) {
+    const uint64_t day = neap_clock_day();
+    if (!has_room(w, bytes)) return NEAP_WRITE_BEHIND_NO_ROOM;
+    if (day != w->taken_day) w->taken_bytes = 0;
+    w->taken_day = day;
+    if (w->taken_bytes >= bytes) return NEAP_WRITE_BEHIND_WRITING;
+    if (!w->on_battery && neap_on_battery("")) return NEAP_WRITE_BEHIND_BATTERY;
+    const uint64_t lump = bytes > LUMP ? bytes : LUMP;
+    w->taken_bytes += neap_write_budget_take(&w->budget, day, lump);
+    return w->taken_bytes >= bytes ? NEAP_WRITE_BEHIND_WRITING : NEAP_WRITE_BEHIND_SPENT;
+}
+
+static int make_buffer(neap_write_behind *w, size_t len) {
+    if (w->worker.bounce_cap >= len) return 0;
+    void *buffer = neap_worker_bounce(&w->worker, len);
+    return buffer ? neap_vm_populate(buffer, w->worker.bounce_cap) : -ENOMEM;
+}
+
+static void fail(neap_write_behind *w, int err) {
+    neap_pool *pool = w->engine->pool;
+    pthread_mutex_lock(&pool->lock);
+    pool->counters.errors++;
+    snprintf(pool->last_error, sizeof pool->last_error, "write-behind: %s", neap_strerror(err));
+    pthread_mutex_unlock(&pool->lock);
+    if (!w->is_silent)
+        neap_log(NEAP_LOG_WARN, "write-behind: %s; chunks are written by evictions until it works",
+                 neap_strerror(err));
+    w->is_silent = true;
+}
+
+/* ---- a chunk ---- */
+
+/* Sizes of the next chunk, as neap_pool_copy_size(); 0: there is none. What is on its way back may
+ * be one later: then looks again. */
+static size_t look(neap_write_behind *w, size_t *ret_most) {
+    neap_engine *engine = w->engine;
+    neap_pool *pool = engine->pool;
+    pthread_mutex_lock(&pool->lock);
+    const neap_unit *unit = neap_pool_next_to_copy(pool);
+    const size_t size = unit ? neap_pool_copy_size(pool, unit, ret_most) : 0;
+    const bool later = pool->n_restoring > 0 || neap_pipeline_queued(engine->pipeline) > 0;
+    pthread_mutex_unlock(&pool->lock);
+    if (size > 0 || !later) return size;
+    pthread_mutex_lock(&engine->use_lock);
+    neap_write_behind_used(w);
+    pthread_mutex_unlock(&engine->use_lock);
+    return 0;
+}
+
+static bool is_busy(const neap_engine *engine) { /* use_lock is held */
+    return engine->n_uses > 0 || engine->alone || engine->n_waiting_alone > 0;
+}
+
+/* Takes the next chunk. Whoever begins a use after the look at n_uses may write cells only once it
+ * has had the pool's lock. Fails: -EBUSY (the engine is used, or was), -EAGAIN (another chunk is
+ * the next one by now). */
+static int take(neap_write_behind *w, size_t size, neap_copy *ret_copy) {
+    neap_engine *engine = w->engine;
+    neap_pool *pool = engine->pool;
+    pthread_mutex_lock(&engine->use_lock);
+    if (w->stopping || w->pending || is_busy(engine)) {
+        w->pending = true;
+        pthread_mutex_unlock(&engine->use_lock);
+        return -EBUSY;
+    }
+    pthread_mutex_lock(&pool->lock);
+    pthread_mutex_unlock(&engine->use_lock);
+    neap_unit *unit = neap_pool_next_to_copy(pool);
+    size_t most;
+    const bool fits = unit && neap_pool_copy_size(pool, unit, &most) == size;
+    if (fits) neap_pool_copy_take(pool, unit, w->worker.bounce, ret_copy);
+    pthread_mutex_unlock(&pool->lock);
+    return fits ? 0 : -EAGAIN;
+}
+
+/* Writes the next chunk; WRITING: there may be more. */
+static neap_write_behind_state write_chunk(neap_write_behind *w) {
+    size_t most, written;
+    const size_t size = look(w, &most);
+    if (size == 0) return NEAP_WRITE_BEHIND_WAITING;
+    const neap_write_behind_state state = obstacle(w, most);
+    if (state != NEAP_WRITE_BEHIND_WRITING) return state;
+    show(w, state);
+    neap_copy copy;
+    int err = make_buffer(w, size);
+    if (!err) err = take(w, size, &copy);
+    if (err == -EBUSY) return NEAP_WRITE_BEHIND_WAITING;
+    if (err == -EAGAIN) return NEAP_WRITE_BEHIND_WRITING;
+    if (!err) err = neap_pool_copy_store(w->engine->pool, &copy, &written);
+    if (err) {
+        fail(w, err);
+        return NEAP_WRITE_BEHIND_FAILED;
+    }
+    w->taken_bytes -= written;
+    w->is_silent = false;
+    return NEAP_WRITE_BEHIND_WRITING;
+}
+
+static void write_chunks(neap_write_behind *w) {
+    neap_write_behind_state state;
+    do
+        state = write_chunk(w);
+    while (state == NEAP_WRITE_BEHIND_WRITING);
+    neap_worker_trim(&w->worker);
+    neap_write_budget_give(&w->budget, w->taken_day, w->taken_bytes);
+    w->taken_bytes = 0;
+    show(w, state);
+}
+
+/* ---- the thread ---- */
+
+static void wait_until(neap_write_behind *w, uint64_t until_ns) {
+    const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                                   .tv_nsec = (long)(until_ns % 1000000000u)};
+    pthread_cond_timedwait(&w->wake, &w->engine->use_lock, &until);
+}
+
+static void *writer_main(void *arg) {
+    neap_write_behind *w = arg;
+    neap_engine *engine = w->engine;
+    neap_thread_lower();
+    pthread_mutex_lock(&engine->use_lock);
+    while (!w->stopping) {
+        const uint64_t now_ns = neap_clock_ns();
+        const uint64_t due_ns = (is_busy(engine) ? now_ns : w->used_ns) + w->idle_ns;
+        if (!w->pending) {
+            pthread_cond_wait(&w->wake, &engine->use_lock);
+        } else if (now_ns < due_ns) {
+            wait_until(w, due_ns);
+        } else {
+            w->pending = false;
+            pthread_mutex_unlock(&engine->use_lock);
+            write_chunks(w);
+            pthread_mutex_lock(&engine->use_lock);
+        }
+    }
+    pthread_mutex_unlock(&engine->use_lock);
+    return NULL;
+}
+
+void neap_write_behind_used(neap_write_behind *writer) {
+    writer->used_ns = neap_clock_ns();
+    if (writer->pending) return;
+    writer->pending = true;
+    pthread_cond_signal(&writer->wake);
+}
+
+void neap_write_behind_stat(const neap_write_behind *writer, neap_stat *inout_stat) {
+    inout_stat->write_behind = writer->state;
+    inout_stat->write_behind_bytes_today = writer->day == neap_clock_day() ? writer->day_bytes : 0;
+}
+
+static void writer_free(neap_write_behind *w) {
+    neap_write_budget_close(&w->budget);
+    neap_worker_fini(&w->worker);
+    pthread_cond_destroy(&w->wake);
+    free(w->swap_dir);
+    free(w);
+}
+
+void neap_write_behind_start(neap_engine *engine, const neap_options *options,
+                             const char *swap_dir) {
+    neap_write_behind *w = calloc(1, sizeof *w);
+    int err = w ? 0 : -ENOMEM;
+    if (w) {
+        *w = (neap_write_behind){
+            .engine = engine,
+            .idle_ns = options->write_behind_idle_ns ? options->write_behind_idle_ns : IDLE_NS,
+            .on_battery = options->write_behind_on_battery,
+            .swap_dir = strdup(swap_dir),
+            .state = NEAP_WRITE_BEHIND_WAITING,
+        };
+        pthread_condattr_t attributes;
+        pthread_condattr_init(&attributes);
+        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+        pthread_cond_init(&w->wake, &attributes);
+        pthread_condattr_destroy(&attributes);
+        if (!w->swap_dir) err = -ENOMEM;
+    }
+    if (!err)
+        err = neap_write_budget_open(swap_dir, options->write_behind_bytes, neap_clock_day(),
+                                     &w->budget);
+    if (!err) {
+        w->day = w->budget.day;
+        w->day_bytes = w->budget.spent_bytes;
+        err = neap_thread_create(&w->thread, writer_main, w, "neap-write");
+    }
+    if (!err) {
+        engine->write_behind = w;
+        return;
+    }
+    if (w) writer_free(w);
+    neap_log(NEAP_LOG_WARN, "nothing is written behind: %s", neap_strerror(err));
+}
+
+void neap_write_behind_stop(neap_engine *engine) {
+    neap_write_behind *w = engine->write_behind;
+    if (!w) return;
+    pthread_mutex_lock(&engine->use_lock);
+    w->stopping = true;
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&engine->use_lock);
+    pthread_join(w->thread, NULL);
+    engine->write_behind = NULL;
+    writer_free(w);
+}
