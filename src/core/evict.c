@@ -356,9 +356,17 @@ static uint64_t spare_bytes(neap_engine *engine) {
 }
 
 static void run_plan(eviction *e, size_t n_steps) {
+    neap_pool *pool = e->engine->pool;
     uint32_t n_of_turn[N_TURNS] = {0};
-    for (size_t i = 0; i < n_steps; i++)
-        n_of_turn[turn_of(e->room.steps[i].action)]++;
+    uint64_t to_stack = 0;
+    for (size_t i = 0; i < n_steps; i++) {
+        const neap_step *step = &e->room.steps[i];
+        n_of_turn[turn_of(step->action)]++;
+        if (step->action == NEAP_ACTION_TO_MEMORY)
+            to_stack +=
+                expected_encoded(e, neap_unit_size(neap_pool_unit(pool, step->id)).evictable);
+    }
+    neap_stack_expect(pool->stack, to_stack);
     e->n_steps = n_steps;
     e->ended = e->given = 0;
     e->released_before = released(e);
@@ -366,6 +374,7 @@ static void run_plan(eviction *e, size_t n_steps) {
         e->next = e->before = 0;
         if (n_of_turn[e->turn] > 0)
             neap_crew_run(e->engine->crew, n_of_turn[e->turn], run_steps, e);
+        if (e->turn == TURN_COPY) neap_stack_expect(pool->stack, 0);
     }
 }
 
