@@ -20,7 +20,8 @@ def devices():
 
 
 def own_groups():
-    return glob.glob("/sys/fs/cgroup/memory/neap-paging-*") + glob.glob("/sys/fs/cgroup/neap-paging-*")
+    return [path for top in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
+            for path in glob.glob(top + "/neap-paging-*")]
 
 
 def command(work):
