@@ -26,7 +26,8 @@ static void step_write(rig *r, rig_random *random) {
 }
 
 static void step_evict(rig *r, rig_random *random) {
-    neap_evict_request request = {.only = (int)rig_below(random, 3)};
+    neap_evict_request request = {.only = (int)rig_below(random, 3),
+                                  .by_pressure = rig_below(random, 2)};
     const uint32_t kind = rig_below(random, 3);
     if (kind == 0) request.bytes = 1 + rig_below(random, 4 << 20);
     if (kind == 1) request.permille = 1 + rig_below(random, 1000);
