@@ -215,7 +215,7 @@ void neap_pipeline_quiesce(neap_pipeline *pipeline) {
         while (pipeline->queues[i].first)
             unlink_unit(pipeline, pipeline->queues[i].first);
     pthread_cond_broadcast(&pool->changed);
-    while (pool->n_restoring > 0)
+    while (pool->n_restoring > 0 || pool->reading)
         pthread_cond_wait(&pool->changed, &pool->lock);
 }
 

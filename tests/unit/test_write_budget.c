@@ -75,8 +75,14 @@ static void count_line(int level, const char *line, void *ctx) {
 }
 
 static void test_bad_files(void) {
-    static const char *const damaged[] = {"",          "\n",      "500\n",        "500 x\n",
-                                          "500 1 2\n", "-5 10\n", "500 10\nmore", "a b\n",
+    static const char *const damaged[] = {"",
+                                          "\n",
+                                          "500\n",
+                                          "500 x\n",
+                                          "500 1 2\n",
+                                          "-5 10\n",
+                                          "500 10\nmore",
+                                          "a b\n",
                                           "500 99999999999999999999999999\n"};
     neap_set_log(count_line, NULL);
     char *dir = temp_dir();
