@@ -1,9 +1,10 @@
 /* bench_attn.c - `neap bench attn`: our attention against llama.cpp's.
  *
  * Kernel rows: our kernel alone, on made-up data of a model's shape, by one thread and by all, next
- * to how fast one thread streams the same memory. Whole rows: llama-bench with neap, and stock with
- * -fa on and off, on a context of that many tokens; runs are interleaved, ratios are of runs side
- * by side. */
+ * to how fast one thread streams the same memory. Node rows: each model's operation, timed by the
+ * backend with either kernel as it does to choose one. Whole rows: llama-bench with neap, and stock
+ * with -fa on and off, on a context of that many tokens; runs are interleaved, ratios are of runs
+ * side by side. */
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
@@ -16,6 +17,8 @@
 #include "clock.h"
 #include "half.h"
 #include "model_speed.h"
+#include "proc.h"
+#include "profile_file.h"
 
 #define DEFAULT_REPS 5
 #define THREADS_MAX 64
@@ -311,14 +314,89 @@ static int whole_rows(const neap_bench_options *options, long context, json_t *r
     return status;
 }
 
+/* ---- the operation in llama.cpp ---- */
+
+static void put_node_row(const char *model, long context, const neap_profile_attention *entry,
+                         bool as_json, json_t *rows) {
+    const double host_ms = (double)entry->times.host_ns / 1e6;
+    const double our_ms = (double)entry->times.our_ns / 1e6;
+    if (as_json) {
+        json_array_append_new(rows, json_pack("{s:s, s:s, s:s, s:I, s:f, s:f, s:f}", "row", "node",
+                                              "model", model, "kind", entry->kind, "context",
+                                              (json_int_t)context, "ms", our_ms, "ggml_ms", host_ms,
+                                              "ratio", our_ms > 0 ? host_ms / our_ms : 0));
+        return;
+    }
+    const char *kind = strchr(entry->kind, ':');
+    printf("%-22s %-60s %10.3f %10.3f %7.2f\n", model, kind ? kind + 2 : entry->kind, our_ms,
+           host_ms, our_ms > 0 ? host_ms / our_ms : 0);
+    fflush(stdout);
+}
+
+/* One run of llama-bench with a device profile of its own: what the backend timed to choose is in
+ * it afterwards. Only kinds with a context of the length asked for count. */
+static int measure_nodes(const char *path, const char *profile_path, long context,
+                         neap_profile *ret_profile) {
+    static const char *const args[] = {"-p", "8,512", "-n", "16", "-d", "512", "-fa", "1", NULL};
+    const neap_profile empty = {0};
+    neap_device device;
+    char cells[24], folder[NEAP_PATH_MAX];
+    int err = neap_swap_folder(getenv("NEAP_SWAP_DIR"), folder, sizeof folder);
+    if (!err) err = neap_device_identify(folder, &device);
+    if (!err) err = neap_profile_save(profile_path, &device, &empty);
+    if (!err) {
+        double tps[N_TESTS];
+        snprintf(cells, sizeof cells, "%ld", context);
+        setenv("NEAP_PROFILE", profile_path, 1);
+        setenv("NEAP_ATTN_CELLS", cells, 1);
+        neap_speed_run run = {.path = path, .with_neap = true, .args = args};
+        const int status = neap_model_speed(&run, tests, N_TESTS, tps);
+        unsetenv("NEAP_PROFILE");
+        unsetenv("NEAP_ATTN_CELLS");
+        if (status) return status;
+        err = neap_profile_load(profile_path, &device, ret_profile);
+    }
+    if (!err) return 0;
+    return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", profile_path, neap_strerror(err));
+}
+
+static int node_rows(const neap_bench_options *options, long context, json_t *rows) {
+    char cache[NEAP_PATH_MAX - 64], profile_path[NEAP_PATH_MAX], cells[32];
+    int status = 0;
+    if (!options->as_json)
+        printf("\nThe operation within llama.cpp, one layer, warm, by all threads (ggml: -fa on):\n"
+               "%-22s %-60s %10s %10s %7s\n",
+               "MODEL", "KIND", "NEAP ms", "GGML ms", "RATIO");
+    int err = neap_cache_dir(cache, sizeof cache);
+    if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "cache folder: %s", neap_strerror(err));
+    snprintf(profile_path, sizeof profile_path, "%s/bench-attn-%d.json", cache, (int)getpid());
+    snprintf(cells, sizeof cells, " %ld cells", context);
+    for (size_t i = 0; i < options->n_models && !status; i++) {
+        char path[NEAP_PATH_MAX];
+        neap_profile profile = {0};
+        status = neap_model_resolve(options->models[i], path);
+        neap_progress_start("bench attn");
+        if (!status) status = measure_nodes(path, profile_path, context, &profile);
+        neap_progress_stop();
+        for (size_t k = 0; k < profile.n_attentions && !status; k++)
+            if (strstr(profile.attentions[k].kind, cells))
+                put_node_row(neap_model_label(options->models[i]), context, &profile.attentions[k],
+                             options->as_json, rows);
+    }
+    unlink(profile_path);
+    return status;
+}
+
 static const neap_command command = {
     "bench attn",
     "usage: neap bench attn [OPTIONS]\n"
     "\n"
     "Compares neap's attention with llama.cpp's: our kernel alone, beside how fast memory "
     "streams;\n"
-    "and whole models by llama-bench, with neap and stock with -fa on and off, after a context of\n"
-    "many tokens. --model may be given several times; default: all that are fetched.\n"
+    "each model's attention operation by both; and whole models by llama-bench, with neap and "
+    "stock\n"
+    "with -fa on and off, after a context of many tokens. --model may be given several times;\n"
+    "default: all that are fetched.\n"
     "\n"
     "  --context N    tokens of the context (default 8192)\n"
     "  --kernel       only the kernel alone\n"};
@@ -355,6 +433,7 @@ int neap_bench_attn(int argc, char **argv) {
     if (!only_kernel && (status = neap_path_load_backend())) return status;
     json_t *rows = json_array();
     status = kernel_rows(&options, context, rows);
+    if (!status && !only_kernel) status = node_rows(&options, context, rows);
     if (!status && !only_kernel) status = whole_rows(&options, context, rows);
     if (!status && options.as_json)
         return neap_cli_print_json(

@@ -30,13 +30,16 @@ int neap_cmd_evict(int argc, char **argv);
 int neap_cmd_restore(int argc, char **argv);
 int neap_cmd_stat(int argc, char **argv);
 int neap_cmd_profile(int argc, char **argv);
+int neap_cmd_train(int argc, char **argv);
 int neap_cmd_watch(int argc, char **argv);
 int neap_cmd_demo(int argc, char **argv);
 int neap_cmd_bench(int argc, char **argv);
 int neap_bench_parity(int argc, char **argv);
 int neap_bench_ttft(int argc, char **argv);
+int neap_bench_evict(int argc, char **argv);
 int neap_bench_attn(int argc, char **argv);
 int neap_bench_codec(int argc, char **argv);
+int neap_bench_multitask(int argc, char **argv);
 
 /* ---- report.c: errors, tables, numbers ---- */
 
@@ -161,6 +164,8 @@ void neap_path_program(const char *name, char path[NEAP_PATH_MAX]);
 int neap_path_backend(char path[NEAP_PATH_MAX]);
 /* A script of tools/. 0 or -ENOENT. */
 int neap_path_tool(const char *name, char path[NEAP_PATH_MAX]);
+/* A folder of share/. 0 or -ENOENT. */
+int neap_path_share(const char *name, char path[NEAP_PATH_MAX]);
 /* Puts GGML_BACKEND_PATH and LLAMA_ARG_DEVICE into the environment unless the user has set them.
  * 0, or the status of the error printed. */
 int neap_path_load_backend(void);

@@ -140,9 +140,12 @@ static void print_counters(const json_t *stat) {
            neap_cli_size(neap_instance_count(stat, "counters", "bytes_restored_memory")),
            (double)neap_instance_count(stat, "counters", "wait_ns") / 1e6,
            (unsigned long long)neap_instance_count(stat, "counters", "errors"));
-    printf("  last        first token after %.1f ms, restoring %.1f ms, %.0f %% of it overlapped\n",
+    printf("  last        first token after %.1f ms, restoring %.1f ms (from storage %.1f ms,\n"
+           "              from memory %.1f ms), %.0f %% of it overlapped\n",
            json_number_value(json_object_get(request, "ttft_ms")),
            json_number_value(json_object_get(request, "restore_ms")),
+           json_number_value(json_object_get(request, "storage_ms")),
+           json_number_value(json_object_get(request, "memory_ms")),
            100 * json_number_value(json_object_get(request, "overlap")));
 }
 
@@ -158,11 +161,12 @@ static void print_attention(const json_t *stat) {
 static void print_pressure(const json_t *pressure) {
     const char *sources = neap_instance_text(pressure, "sources");
     if (!pressure) return;
-    printf("  pressure    %s%s%s%s, released by itself %s in %llu times\n",
+    printf("  pressure    %s%s%s%s, released by itself %s in %llu times, brought back %s\n",
            neap_instance_text(pressure, "level"), *sources ? " (" : "", sources,
            *sources ? ")" : "",
            neap_cli_size(neap_instance_count(pressure, NULL, "released_bytes")),
-           (unsigned long long)neap_instance_count(pressure, NULL, "releases"));
+           (unsigned long long)neap_instance_count(pressure, NULL, "releases"),
+           neap_cli_size(neap_instance_count(pressure, NULL, "restored_bytes")));
 }
 
 static void print_write_behind(const json_t *stat) {

@@ -20,6 +20,7 @@ static const uint8_t type_bytes[N_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 
 
 typedef struct metadata {
     uint64_t block_count, embedding_length, head_count, head_count_kv, key_length, value_length;
+    uint64_t n_array; /* entries of the array read last */
 } metadata;
 
 static bool get(FILE *file, uint64_t *ret_value, size_t n_bytes) {
@@ -46,10 +47,11 @@ static bool get_string(FILE *file, char text[KEY_MAX]) {
     return true;
 }
 
-static bool skip_array(FILE *file) {
+static bool skip_array(FILE *file, uint64_t *ret_n) {
     uint64_t type, n, len;
     if (!get(file, &type, 4) || !get(file, &n, 8) || type >= N_TYPES || type == TYPE_ARRAY)
         return false;
+    *ret_n = n;
     if (type != TYPE_STRING) return n <= INT64_MAX / 16 && skip(file, n * type_bytes[type]);
     for (uint64_t i = 0; i < n; i++)
         if (!get(file, &len, 8) || !skip(file, len)) return false;
@@ -70,26 +72,33 @@ static void keep(metadata *g, const char *key, uint64_t value) {
         if (strcmp(dot, known[i].end) == 0) *known[i].value = value;
 }
 
-static bool read_pair(FILE *file, metadata *g) {
-    char key[KEY_MAX], text[KEY_MAX];
+static bool read_pair(FILE *file, metadata *g, char key[KEY_MAX]) {
+    char text[KEY_MAX];
     uint64_t type, value;
     if (!get_string(file, key) || !get(file, &type, 4) || type >= N_TYPES) return false;
-    if (type == TYPE_ARRAY) return skip_array(file);
+    if (type == TYPE_ARRAY) return skip_array(file, &g->n_array);
     if (type == TYPE_STRING) return get_string(file, text);
     if (!get(file, &value, type_bytes[type])) return false;
     if (type < TYPE_BOOL || type == TYPE_U64) keep(g, key, value);
     return true;
 }
 
-static bool read_pairs(FILE *file, metadata *g) {
+/* The number of pairs, which come next. */
+static bool read_head(FILE *file, uint64_t *ret_n_pairs) {
     char magic[4];
-    uint64_t version, n_tensors, n_pairs;
+    uint64_t version, n_tensors;
     if (fread(magic, 1, 4, file) != 4 || memcmp(magic, "GGUF", 4) != 0) return false;
-    if (!get(file, &version, 4) || !get(file, &n_tensors, 8) || !get(file, &n_pairs, 8))
+    if (!get(file, &version, 4) || !get(file, &n_tensors, 8) || !get(file, ret_n_pairs, 8))
         return false;
-    if (version < 2 || n_pairs > N_PAIRS_MAX) return false;
+    return version >= 2 && *ret_n_pairs <= N_PAIRS_MAX;
+}
+
+static bool read_pairs(FILE *file, metadata *g) {
+    char key[KEY_MAX];
+    uint64_t n_pairs;
+    if (!read_head(file, &n_pairs)) return false;
     for (uint64_t i = 0; i < n_pairs; i++)
-        if (!read_pair(file, g)) return false;
+        if (!read_pair(file, g, key)) return false;
     return true;
 }
 
@@ -138,4 +147,47 @@ int neap_geometry_read(const char *path, neap_geometry *ret_geometry) {
     geometry.kv_chunk_bytes = chunk_bytes(&g);
     *ret_geometry = geometry;
     return 0;
+}
+
+/* Appends what lies in the file from begin up to where it is read next. */
+static int append(FILE *file, off_t begin, neap_geometry_pairs *pairs) {
+    const off_t end = ftello(file);
+    const size_t len = (size_t)(end - begin);
+    uint8_t *bytes = realloc(pairs->bytes, pairs->n_bytes + len);
+    if (!bytes) return -ENOMEM;
+    pairs->bytes = bytes;
+    if (fseeko(file, begin, SEEK_SET) != 0) return -errno;
+    if (fread(bytes + pairs->n_bytes, 1, len, file) != len) return NEAP_E_CORRUPT;
+    pairs->n_bytes += len;
+    pairs->n_pairs++;
+    return 0;
+}
+
+static int collect(FILE *file, const char *prefix, neap_geometry_pairs *pairs) {
+    uint64_t n_pairs;
+    if (!read_head(file, &n_pairs)) return NEAP_E_CORRUPT;
+    for (uint64_t i = 0; i < n_pairs; i++) {
+        char key[KEY_MAX];
+        metadata g = {0};
+        const off_t begin = ftello(file);
+        if (!read_pair(file, &g, key)) return NEAP_E_CORRUPT;
+        if (strcmp(key, "tokenizer.ggml.tokens") == 0) pairs->n_vocab = g.n_array;
+        if (strncmp(key, prefix, strlen(prefix)) != 0) continue;
+        const int err = append(file, begin, pairs);
+        if (err) return err;
+    }
+    return 0;
+}
+
+int neap_geometry_pairs_read(const char *path, const char *prefix, neap_geometry_pairs *ret_pairs) {
+    FILE *file = fopen(path, "rbe");
+    if (!file) return -errno;
+    neap_geometry_pairs pairs = {0};
+    const int err = collect(file, prefix, &pairs);
+    fclose(file);
+    if (err)
+        free(pairs.bytes);
+    else
+        *ret_pairs = pairs;
+    return err;
 }

@@ -2,6 +2,7 @@
 #ifndef NEAP_APPS_GEOMETRY_H
 #define NEAP_APPS_GEOMETRY_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct neap_geometry {
@@ -12,4 +13,15 @@ typedef struct neap_geometry {
 
 /* Fails: -errno; NEAP_E_CORRUPT (not GGUF, or its metadata does not hold together). */
 int neap_geometry_read(const char *path, neap_geometry *ret_geometry);
+
+/* Metadata as it lies in the file, for a copy of it. */
+typedef struct neap_geometry_pairs {
+    uint8_t *bytes; /* malloc'd: key, type and value of one pair after the other */
+    size_t n_bytes;
+    uint64_t n_pairs;
+    uint64_t n_vocab; /* tokens of the tokenizer */
+} neap_geometry_pairs;
+
+/* The pairs whose keys begin with prefix. Fails as neap_geometry_read; -ENOMEM. */
+int neap_geometry_pairs_read(const char *path, const char *prefix, neap_geometry_pairs *ret_pairs);
 #endif

@@ -1,13 +1,12 @@
 /* kv_file.c - see kv_file.h.
  *
- * The file: u32 magic "ggsq", u32 version, u32 tokens, the tokens (i32), then one or two caches
- * (a sliding-window model has two) up to the end of the file. A cache: u32 streams; for each stream
- * u32 cells and, unless there are none,
- *   for each cell  i32 position, u32 sequences, the sequences (i32 each)
- *   u32 whether V is transposed, u32 layers
- *   for each layer K: i32 type, u64 bytes of a row, the rows
- *   for each layer V: the same, or transposed: i32 type, u32 bytes of an element, u32 channels, the
- *                     channels, each of all cells */
+ * The file: u32 magic "ggsq", u32 version, u32 words, the words (i32), then one or two caches
+ * (a sliding-window model has two) up to the end of the file. The words of llama-server: -1, its
+ * version (1), number of tokens, the tokens, number of images (0). A cache: u32 streams; for each
+ * stream u32 cells and, unless there are none, for each cell  i32 position, u32 sequences, the
+ * sequences (i32 each) u32 whether V is transposed, u32 layers for each layer K: i32 type, u64
+ * bytes of a row, the rows for each layer V: the same, or transposed: i32 type, u32 bytes of an
+ * element, u32 channels, the channels, each of all cells */
 #include "kv_file.h"
 
 #include <errno.h>
@@ -20,6 +19,7 @@
 
 #define MAGIC 0x67677371u
 #define VERSION 3u
+#define SERVER_VERSION 1u
 enum { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_BF16 = 30 }; /* of ggml */
 
 typedef struct cursor {
@@ -134,6 +134,10 @@ static int take_stream(cursor *c, neap_kv_file *file) {
     for (uint32_t i = 0; i < n_layers && !err; i++)
         err = add_layer(file, planes[i], n_cells, transposed);
     free(planes);
+    if (file->n_caches++ == 0) {
+        file->n_layers = n_layers;
+        file->n_cells = n_cells;
+    }
     return err;
 }
 
@@ -181,4 +185,74 @@ void neap_kv_file_free(neap_kv_file *file) {
     free(file->bytes);
     free(file->chunks);
     *file = (neap_kv_file){0};
+}
+
+/* ---- tiling ---- */
+
+static void put_u32(FILE *out, uint32_t value) {
+    fwrite(&value, sizeof value, 1, out);
+}
+
+static void put_head(FILE *out, const int32_t *tokens, uint32_t n_tokens) {
+    const uint32_t words[] = {MAGIC, VERSION, n_tokens + 4, UINT32_MAX, SERVER_VERSION, n_tokens};
+    fwrite(words, sizeof words, 1, out);
+    fwrite(tokens, sizeof *tokens, n_tokens, out);
+    put_u32(out, 0);
+}
+
+/* One stream of cells, each of sequence 0 at the position that is its number. */
+static void put_cells(FILE *out, uint32_t n_cells) {
+    put_u32(out, 1);
+    put_u32(out, n_cells);
+    for (uint32_t i = 0; i < n_cells; i++) {
+        const uint32_t cell[] = {i, 1, 0};
+        fwrite(cell, sizeof cell, 1, out);
+    }
+}
+
+/* Rows of all cells lie together in the file read: its first chunk's plane begins there. */
+static void put_rows(FILE *out, const neap_codec_plane *first, uint32_t n_from, uint32_t n_cells) {
+    const uint64_t row = first->row_bytes;
+    put_u32(out, TYPE_F16);
+    fwrite(&row, sizeof row, 1, out);
+    for (uint32_t done = 0, n; done < n_cells && !ferror(out); done += n) {
+        n = n_cells - done < n_from ? n_cells - done : n_from;
+        fwrite(first->data, row, n, out);
+    }
+}
+
+static int write_tiled(FILE *out, const neap_kv_file *file, const int32_t *tokens,
+                       uint32_t n_tokens) {
+    const size_t step = file->n_chunks / file->n_layers;
+    put_head(out, tokens, n_tokens);
+    put_cells(out, n_tokens);
+    put_u32(out, 0); /* V is not transposed */
+    put_u32(out, file->n_layers);
+    for (size_t plane = 0; plane < 2; plane++)
+        for (size_t i = 0; i < file->n_layers; i++)
+            put_rows(out, &file->chunks[i * step].planes[plane], file->n_cells, n_tokens);
+    return ferror(out) ? -errno : 0;
+}
+
+/* Chunks of a transposed V hold all cells of it as columns. */
+static bool can_tile(const neap_kv_file *file) {
+    if (file->n_caches != 1 || file->n_chunks % file->n_layers != 0) return false;
+    for (size_t i = 0; i < file->n_chunks; i++)
+        for (size_t p = 0; p < 2; p++)
+            if (file->chunks[i].planes[p].type != NEAP_KV_F16 ||
+                file->chunks[i].planes[p].n_rows > NEAP_CHUNK_CELLS)
+                return false;
+    return true;
+}
+
+int neap_kv_file_tile(const char *from, const char *to, const int32_t *tokens, uint32_t n_tokens) {
+    neap_kv_file file;
+    int err = neap_kv_file_load(from, &file);
+    if (err) return err;
+    FILE *out = can_tile(&file) ? fopen(to, "wbe") : NULL;
+    err = out ? 0 : can_tile(&file) ? -errno : NEAP_E_VERSION;
+    if (!err) err = write_tiled(out, &file, tokens, n_tokens);
+    if (out && fclose(out) != 0 && !err) err = -errno;
+    neap_kv_file_free(&file);
+    return err;
 }

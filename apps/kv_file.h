@@ -16,9 +16,16 @@ typedef struct neap_kv_file {
     size_t n_bytes;
     neap_codec_chunk *chunks; /* K and V of 256 cells of a layer; all cells where V is transposed */
     size_t n_chunks, cap_chunks;
-    uint64_t raw_bytes; /* of all chunks */
+    uint32_t n_caches, n_layers, n_cells; /* layers and cells of the first cache */
+    uint64_t raw_bytes;                   /* of all chunks */
 } neap_kv_file;
 
 int neap_kv_file_load(const char *path, neap_kv_file *ret_file);
 void neap_kv_file_free(neap_kv_file *file); /* takes a zeroed one */
+
+/* Writes the file `to` of a context of these tokens, whose keys and values are those of the file
+ * `from` again and again: for measuring time, where what they are does not matter.
+ * Fails     also NEAP_E_VERSION where V is transposed, keys and values are not f16, or there are
+ * two caches. `to` is then not whole. */
+int neap_kv_file_tile(const char *from, const char *to, const int32_t *tokens, uint32_t n_tokens);
 #endif

@@ -19,13 +19,14 @@ static const struct {
     {"restore", neap_cmd_restore, "bring everything back now"},
     {"stat", neap_cmd_stat, "show what an instance holds and what it did"},
     {"profile", neap_cmd_profile, "measure what this device can do, and keep it"},
+    {"train", neap_cmd_train, "learn what the codec klt needs for a model"},
     {"watch", neap_cmd_watch, "give memory of every instance back when memory gets short"},
     {"bench", neap_cmd_bench, "measure: parity, attn, ttft, codec"},
     {"demo", neap_cmd_demo, NULL},
 };
 
 /* Commands of a later version: a clear answer instead of "unknown". */
-static const char *const later[] = {"top", "train"};
+static const char *const later[] = {"top"};
 
 static int usage(void) {
     puts("usage: neap COMMAND [OPTIONS] [ARGS]\n"

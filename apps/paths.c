@@ -44,15 +44,24 @@ int neap_path_backend(char path[NEAP_PATH_MAX]) {
                           "libggml-neap.so: not in %s/../lib", folder);
 }
 
-int neap_path_tool(const char *name, char path[NEAP_PATH_MAX]) {
-    static const char *const places[] = {"../../tools", "../share/neap/tools"};
+static int find(const char *const places[2], const char *name, char path[NEAP_PATH_MAX]) {
     char folder[NEAP_PATH_MAX], rest[256];
     own_folder(folder);
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+    for (size_t i = 0; i < 2; i++) {
         snprintf(rest, sizeof rest, "%s/%s", places[i], name);
         if (join(path, folder, rest) && access(path, R_OK) == 0) return 0;
     }
     return -ENOENT;
+}
+
+int neap_path_tool(const char *name, char path[NEAP_PATH_MAX]) {
+    static const char *const places[] = {"../../tools", "../share/neap/tools"};
+    return find(places, name, path);
+}
+
+int neap_path_share(const char *name, char path[NEAP_PATH_MAX]) {
+    static const char *const places[] = {"../../share", "../share/neap"};
+    return find(places, name, path);
 }
 
 static bool spin_count_is_ours;

@@ -10,16 +10,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "memory_group.h"
+
 typedef struct neap_server neap_server;
 
 typedef struct neap_server_options {
     const char *model_path;
     uint32_t n_ctx;
-    int threads;          /* 0: the server's default */
-    const char *codec;    /* NULL: as in the environment */
-    const char *policy;   /* NULL: as in the environment */
-    const char *attn;     /* the same */
-    const char *slot_dir; /* folder of saved slots; NULL: none are saved */
+    int threads;                    /* 0: the server's default */
+    const char *pressure;           /* on or off; NULL: as in the environment */
+    bool may_die;                   /* it may be killed: what fails then is not printed */
+    const char *codec;              /* NULL: as in the environment */
+    const char *policy;             /* NULL: as in the environment */
+    const char *attn;               /* the same */
+    const char *slot_dir;           /* folder of saved slots; NULL: none are saved */
+    bool stock;                     /* without the backend */
+    const neap_memory_group *group; /* it runs in; NULL: that of this process */
 } neap_server_options;
 
 typedef struct neap_tokens {
@@ -36,11 +42,13 @@ typedef struct neap_answer {
     uint64_t prompt_n, cache_n; /* prompt tokens computed, and taken from the cache */
 } neap_answer;
 
-/* Starts llama-server through the backend, one slot, and waits until it answers. It ends with this
- * process. */
+/* Starts llama-server, one slot, and waits until it answers. It ends with this process. */
 int neap_server_start(const neap_server_options *options, neap_server **ret_server);
 void neap_server_stop(neap_server *server); /* takes NULL */
 int neap_server_pid(const neap_server *server);
+bool neap_server_alive(neap_server *server);
+/* Pss_Anon + SwapPss + Pss_File; 0 when it has ended. */
+uint64_t neap_server_memory(const neap_server *server);
 
 int neap_server_tokenize(neap_server *server, const char *text, neap_tokens *ret_tokens);
 /* The model's chat form of a system text and a question. */

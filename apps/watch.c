@@ -111,7 +111,7 @@ static uint64_t ask_one(const service *s, const neap_instance *instance, uint64_
     if (s->dry_run) {
         result.released_bytes = held < bytes ? held : bytes;
     } else {
-        const neap_evict_request request = {.bytes = bytes};
+        const neap_evict_request request = {.bytes = bytes, .by_pressure = true};
         const int err = neap_instance_evict(instance->pid, &request, &result, &message);
         if (err) {
             neap_cli_warn("pid %d: nothing released: %s", instance->pid,

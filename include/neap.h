@@ -63,6 +63,8 @@ typedef struct neap_options {
     const char *swap_dir;      /* default ${XDG_CACHE_HOME:-~/.cache}/neap/swap */
     uint64_t swap_limit_bytes; /* most bytes in the swap file; default: no limit of our own */
     uint64_t keep_bytes;       /* never evict below; default 0 */
+    uint32_t evict_threads;    /* an eviction works on so many, the caller's among them; default:
+                                  one a core, up to 4 */
     const char *profile;       /* file of the device profile (neap profile): the restore paths'
                                   throughputs are read from it and, when restores correct them,
                                   written back; default: none */
@@ -135,7 +137,8 @@ typedef struct neap_weight_extent {
     void *rebuild_ctx;
 } neap_weight_extent;
 
-/* Registers one layer's weights as a unit; the bytes are in place already and never change.
+/* Registers one layer's weights, or a part of them that may be needed alone (an expert), as a unit;
+ * the bytes are in place already and never change.
  * Each extent is released by whole pages inside it; a page it shares with other bytes stays.
  * layer: order of need, 0 first (embedding -1, output after the last).
  * Remembers size, mtime and inode of the files, and a checksum of every extent; restoring verifies
@@ -209,9 +212,13 @@ NEAP_API bool neap_all_resident(const neap_engine *engine);
 /* True when this unit is resident (or empty). */
 NEAP_API bool neap_unit_resident(const neap_engine *engine, neap_unit_id unit);
 
+/* True when the policy goes by use (lru): then neap_need wants to know every unit that a graph
+ * needs, resident ones too. */
+NEAP_API bool neap_tracks_use(const neap_engine *engine);
+
 /* Within a use: starts restoring the units named, first needed first; resident ones are skipped.
- * Returns at once. Later calls append. Under the policy partial-offload it returns only when all
- * of them are back (the paper's baseline does not overlap). */
+ * Returns at once. Later calls append. Under a policy without overlap (partial-offload, mz-no,
+ * mz-ar) it returns only when all of them are back. */
 NEAP_API int neap_need(neap_engine *engine, const neap_unit_id *units, size_t n);
 /* Within a use: blocks until the unit is resident, starting its restore if nobody did.
  * Fails: NEAP_E_LOST, NEAP_E_CHANGED, NEAP_E_CORRUPT, -EIO ...: the unit's content is not there. */
@@ -230,6 +237,7 @@ typedef struct neap_evict_request {
     uint64_t bytes;    /* at least so many; UINT64_MAX means all */
     uint32_t permille; /* if not 0, instead of bytes: of what is evictable when all is resident */
     int only;          /* NEAP_ONLY_* */
+    bool by_pressure;  /* comes back by itself when memory is no longer short (watch_pressure) */
 } neap_evict_request;
 
 typedef struct neap_evict_result {
@@ -247,7 +255,8 @@ typedef struct neap_evict_result {
 
 /* Waits for the running uses to end (graph boundaries), then evicts. One eviction runs at a time;
  * others wait. A full disk or a swap limit is no failure: what could not be stored stays resident
- * and storage_error says why. Fails: -EINVAL (nothing asked). */
+ * and storage_error says why. Without by_pressure everything that is evicted then, by whatever,
+ * stays so until it is used or neap_restore() is called. Fails: -EINVAL (nothing asked). */
 NEAP_API int neap_evict(neap_engine *engine, const neap_evict_request *request,
                         neap_evict_result *ret_result);
 
@@ -262,10 +271,25 @@ NEAP_API int neap_trim(neap_engine *engine, int level);
  * -ECANCELED when an eviction came in between. */
 NEAP_API int neap_restore(neap_engine *engine, uint64_t *ret_bytes);
 
+/* False when an attention is to begin only when all chunks of its layer are back (a policy that
+ * shows what beginning earlier gains). */
+NEAP_API bool neap_waits_within_layers(const neap_engine *engine);
+
 /* Counts attention operations for neap_stat: those of our kernels (named) and those that the host
  * computed. */
 NEAP_API void neap_attention_count(neap_engine *engine, const char *kernel, uint64_t n_ours,
                                    uint64_t n_host);
+
+/* What one attention took by the host's kernel and by ours. The times of a kind (a text of at most
+ * 127 bytes that tells kinds apart) are kept with the device profile, where there is one: recall
+ * gives false when they are not known. */
+typedef struct neap_attention_times {
+    uint64_t host_ns, our_ns;
+} neap_attention_times;
+NEAP_API bool neap_attention_recall(neap_engine *engine, const char *kind,
+                                    neap_attention_times *ret_times);
+NEAP_API void neap_attention_keep(neap_engine *engine, const char *kind,
+                                  const neap_attention_times *times);
 
 typedef enum neap_stage {
     NEAP_STAGE_NONE,
@@ -319,6 +343,7 @@ typedef struct neap_stat {
     uint64_t evictions, restores, bytes_evicted, bytes_restored_storage, bytes_restored_memory;
     uint64_t wait_ns, errors;
     uint64_t ttft_ns, restore_ns;
+    uint64_t allocate_ns, storage_ns, memory_ns;
     double overlap;                /* of the last restore: 1 - waited / restored, 0..1 */
     uint64_t read_bps, decode_bps; /* of the restore paths, as evictions reckon with them */
     neap_rate_source rate_source;
@@ -329,6 +354,8 @@ typedef struct neap_stat {
     char last_error[256];
     neap_pressure pressure;
     uint64_t pressure_looks, pressure_releases, pressure_released_bytes;
+    uint64_t pressure_restored_bytes; /* brought back by itself after it */
+    uint64_t pressure_owed_bytes;     /* taken by pressure, not back yet */
     char pressure_sources[64];
     uint64_t bytes_written_storage; /* to the swap file, by evictions and by write-behind */
     neap_write_behind_state write_behind;

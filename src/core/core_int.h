@@ -15,6 +15,7 @@
 
 #include <pthread.h>
 
+#include "crew.h"
 #include "pool.h"
 #include "pipeline.h"
 #include "profile.h"
@@ -47,6 +48,7 @@ typedef struct neap_plan_room {
 struct neap_engine {
     neap_pool *pool;
     neap_pipeline *pipeline;
+    neap_crew *crew; /* of the eviction that runs, or within uses of whoever is_allocating */
     const neap_policy *policy;
     char *program; /* constant, as the next */
     uint64_t keep_bytes;
@@ -72,13 +74,15 @@ struct neap_engine {
     uint64_t evictions, bytes_evicted, wait_ns;
     uint64_t request_began_ns; /* 0: no request open */
     uint64_t request_waited_ns;
-    uint64_t ttft_ns, restore_ns;
+    uint64_t ttft_ns, restore_ns, allocate_ns, path_ns[NEAP_N_PATHS];
     double overlap;
+    uint64_t n_needs; /* graphs that told what they need */
+    bool is_allocating;
     const char *attention;
     uint64_t attentions, attentions_host;
     struct {
         neap_pressure level;
-        uint64_t looks, releases, released_bytes;
+        uint64_t looks, releases, released_bytes, restored_bytes;
         char sources[64];
     } pressure;
 };
@@ -95,16 +99,25 @@ uint64_t neap_scratch_held_bytes(neap_engine *engine);
 
 /* restore.c: blocks until the unit is resident or its restore failed. Lets go of the lock. [L] */
 int neap_unit_wait(neap_engine *engine, neap_unit *unit);
+/* Brings back units that pressure took, in the order of need, as long as they have no more than
+ * limit_bytes, and about step_bytes at most. Errors: as neap_restore(), but of those units. */
+int neap_restore_owed(neap_engine *engine, uint64_t limit_bytes, uint64_t step_bytes,
+                      uint64_t *ret_bytes);
 
 /* evict.c */
 typedef struct neap_totals {
     uint64_t weights, weights_resident, weights_evictable;
     uint64_t kv, kv_resident, kv_evictable;
     uint64_t kv_memory, kv_storage; /* bytes of copies */
+    uint64_t owed;                  /* evictable bytes that pressure took and that are not back */
     uint32_t n_weights, n_weights_evicted, n_kv, n_kv_evicted, n_kv_on_storage, n_kv_clean, n_lost;
 } neap_totals;
 neap_totals neap_totals_get(neap_engine *engine); /* [L] */
-/* Room for a plan of all units there are. What fails is tried again by the eviction. */
+/* neap_evict() without waking the watcher: for the watcher itself. */
+int neap_evict_unseen(neap_engine *engine, const neap_evict_request *request,
+                      neap_evict_result *ret_result);
+/* Room for a plan of all units there are, and the threads that carry it out. What fails of the room
+ * is tried again by the eviction. */
 void neap_plan_reserve(neap_engine *engine);
 
 /* trim.c: what an eviction could release now. */
@@ -113,6 +126,8 @@ uint64_t neap_releasable_bytes(neap_engine *engine);
 /* pressure_watch.c: logs what fails. */
 void neap_watcher_start(neap_engine *engine, const char *watch, const char *write);
 void neap_watcher_stop(neap_engine *engine);
+/* Has it look now: something was evicted that it must bring back. Not for its own thread. */
+void neap_watcher_wake(neap_engine *engine);
 
 /* write_behind.c: logs what fails. */
 void neap_write_behind_start(neap_engine *engine, const neap_options *options,

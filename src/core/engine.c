@@ -47,6 +47,8 @@ static int wire(neap_engine *engine, const neap_options *options) {
     if (err) return err;
     try_swap_folder(dir);
     neap_engine_rates_open(engine, options->profile, dir);
+    err = neap_crew_create(options->evict_threads, &engine->crew);
+    if (err) return err;
     err = neap_pipeline_create(engine->pool, neap_engine_rates_note, engine, &engine->pipeline);
     if (!err && options->write_behind_bytes > 0) neap_write_behind_start(engine, options, dir);
     return err;
@@ -77,6 +79,7 @@ void neap_engine_free(neap_engine *engine) {
     neap_watcher_stop(engine);
     neap_write_behind_stop(engine);
     neap_pipeline_free(engine->pipeline);
+    neap_crew_free(engine->crew);
     neap_engine_rates_close(engine);
     if (engine->regions) neap_log(NEAP_LOG_ERROR, "engine freed before its regions");
     neap_pool_free(engine->pool);

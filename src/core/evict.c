@@ -2,7 +2,14 @@
  * units that the policy names, until the kernel has really got so much.
  *
  * A plan reckons with expected sizes. When it ends short, because a chunk was coded worse or the
- * swap file took no more, what is left is planned again without the units that could not go. */
+ * swap file took no more, what is left is planned again without the units that could not go.
+ *
+ * The steps of a plan are of different units and run on several threads, in turns: clean units are
+ * dropped first, which is memory at once, needed perhaps by the coding of others; copies that leave
+ * memory for storage go last. A step is begun only if the target needs it in the order of the plan,
+ * those before it taken at what they gave or, until they have run, at what is expected. So which
+ * units go hangs neither on the turns nor on the number of threads, unless an estimate was wrong.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +26,7 @@ static void add_kv(neap_totals *t, const neap_unit *unit, neap_unit_state state,
                    neap_unit_bytes bytes) {
     const bool away = state != NEAP_UNIT_RESIDENT && state != NEAP_UNIT_EVICTING;
     if (state == NEAP_UNIT_EMPTY) return;
+    if (unit->by_pressure && state != NEAP_UNIT_LOST) t->owed += bytes.evictable;
     t->n_kv++;
     t->n_kv_evicted += away;
     t->n_lost += state == NEAP_UNIT_LOST;
@@ -42,6 +50,7 @@ static void add_unit(neap_unit *unit, void *ctx) {
         return;
     }
     const bool away = state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_RESTORING;
+    if (unit->by_pressure) t->owed += bytes.evictable;
     t->n_weights++;
     t->n_weights_evicted += away;
     t->weights += bytes.in_use;
@@ -57,19 +66,33 @@ neap_totals neap_totals_get(neap_engine *engine) {
 
 /* ---- the plan ---- */
 
+/* What of a plan runs together. */
+typedef enum turn { TURN_DROP, TURN_COPY, TURN_MOVE, N_TURNS } turn;
+
 typedef struct eviction {
     neap_engine *engine;
     const neap_evict_request *request;
     neap_evict_result result;
-    neap_worker worker;
     uint64_t sequence;
-    uint64_t stack_before; /* committed for the stack when it began */
-    uint64_t dropped;      /* pages of units that went back */
-    neap_stage stage;      /* of the plan at hand */
-    uint64_t spare;        /* most bytes of units that may go */
+    uint64_t target;
+    uint64_t stack_before;    /* committed for the stack when it began */
+    neap_stage stage;         /* of the plan at hand */
+    uint64_t released_before; /* the same */
+    double encoded_share;     /* the same: of raw bytes, what the codec is expected to leave */
+    uint64_t spare;           /* most bytes of units that may go */
     neap_plan_room room;
     size_t n_units;
     bool out_of_memory;
+
+    pthread_mutex_t lock; /* guards the rest, and result, while steps run */
+    uint64_t dropped;     /* pages of units that went back */
+    size_t n_steps, next; /* of the plan; the first one not begun */
+    turn turn;
+    uint32_t n_running;
+    /* Bytes that steps of the plan are expected to release: those before next, those that are under
+     * way, those that have ended; and what these gave. */
+    uint64_t before, pending, ended, given;
+    bool progress;
 } eviction;
 
 static bool room_grow(neap_plan_room *room, size_t cap) {
@@ -91,6 +114,7 @@ void neap_plan_reserve(neap_engine *engine) {
     const size_t n = engine->pool->n_slots;
     if (!engine->room.taken && n > engine->room.cap) room_grow(&engine->room, n + n / 4);
     pthread_mutex_unlock(&engine->pool->lock);
+    neap_crew_start(engine->crew);
 }
 
 /* [L] */
@@ -106,18 +130,16 @@ static void room_give(eviction *e) {
 }
 
 /* Of the raw bytes, what the codec is expected to leave. */
-static uint64_t expected_encoded(const neap_pool *pool, uint64_t raw) {
-    const neap_pool_counters *c = &pool->counters;
-    if (c->encoded_from_bytes == 0) return raw * 17 / 32; /* f16 by q8 */
-    return (uint64_t)((double)raw * (double)c->encoded_bytes / (double)c->encoded_from_bytes);
+static uint64_t expected_encoded(const eviction *e, uint64_t raw) {
+    return (uint64_t)((double)raw * e->encoded_share);
 }
 
 /* Of a KV unit: what its restore from storage reads. */
-static uint64_t expected_stored(const neap_pool *pool, const neap_unit *unit, uint64_t raw,
+static uint64_t expected_stored(const eviction *e, const neap_unit *unit, uint64_t raw,
                                 uint64_t encoded) {
     if (unit->swap) return neap_swap_record_len(unit->swap);
     if (unit->stack) return encoded; /* is moved as it is */
-    return pool->storage_codec ? expected_encoded(pool, raw) : raw;
+    return e->engine->pool->storage_codec ? expected_encoded(e, raw) : raw;
 }
 
 static bool weights_are_clean(const neap_unit *unit) {
@@ -152,10 +174,10 @@ static void add_candidate(neap_unit *unit, void *ctx) {
         .release_bytes = in_memory ? encoded : bytes.evictable,
         .raw_bytes = bytes.evictable,
         .encoded_bytes = in_memory     ? encoded
-                         : unit->is_kv ? expected_encoded(e->engine->pool, bytes.evictable)
+                         : unit->is_kv ? expected_encoded(e, bytes.evictable)
                                        : 0,
-        .stored_bytes =
-            unit->is_kv ? expected_stored(e->engine->pool, unit, bytes.evictable, encoded) : 0,
+        .stored_bytes = unit->is_kv ? expected_stored(e, unit, bytes.evictable, encoded) : 0,
+        .last_use = unit->last_use,
     };
 }
 
@@ -165,6 +187,10 @@ static size_t make_plan(eviction *e, uint64_t target) {
     neap_pool *pool = engine->pool;
     pthread_mutex_lock(&pool->lock);
     e->n_units = 0;
+    const neap_pool_counters *c = &pool->counters;
+    e->encoded_share = c->encoded_from_bytes
+                           ? (double)c->encoded_bytes / (double)c->encoded_from_bytes
+                           : 17.0 / 32; /* f16 by q8 */
     neap_pool_each(pool, add_candidate, e);
     const neap_totals totals = neap_totals_get(engine);
     const neap_rates rates = engine->rates;
@@ -191,7 +217,8 @@ static uint64_t stack_committed(const eviction *e) {
     return committed;
 }
 
-/* What the kernel has got back by now; coded copies count against it. */
+/* What the kernel has got back by now; coded copies, whole pages, count against it. While steps
+ * run, half of one that is under way may show. [lock] */
 static uint64_t released(const eviction *e) {
     const uint64_t gained = e->result.scratch_bytes + e->dropped + e->stack_before;
     const uint64_t committed = stack_committed(e);
@@ -205,6 +232,7 @@ static uint64_t unit_released(const eviction *e) {
 
 static void account(eviction *e, const neap_unit *unit, const neap_evicted *evicted) {
     e->dropped += evicted->dropped_bytes;
+    e->given += evicted->dropped_bytes + evicted->unstacked_bytes - evicted->stacked_bytes;
     if (!unit->is_kv)
         e->result.weights_bytes += evicted->dropped_bytes;
     else if (evicted->action == NEAP_ACTION_TO_MEMORY)
@@ -218,31 +246,104 @@ static void account(eviction *e, const neap_unit *unit, const neap_evicted *evic
                                          : e->result.kv_memory_bytes;
 }
 
-/* True when the step did something. */
-static bool run_step(eviction *e, const neap_step *step) {
-    neap_pool *pool = e->engine->pool;
-    neap_unit *unit = neap_pool_unit(pool, step->id);
+static turn turn_of(neap_action action) {
+    return action == NEAP_ACTION_DROP                ? TURN_DROP
+           : action == NEAP_ACTION_MEMORY_TO_STORAGE ? TURN_MOVE
+                                                     : TURN_COPY;
+}
+
+static bool fits(const eviction *e, const neap_unit *unit, neap_action action) {
     const neap_unit_state state = neap_unit_state_of(unit);
-    const bool moves = step->action == NEAP_ACTION_MEMORY_TO_STORAGE;
-    const bool fits =
-        moves ? state == NEAP_UNIT_EVICTED && unit->stack : state == NEAP_UNIT_RESIDENT;
-    if (!fits || unit->passed_over == e->sequence) return false;
-    if (unit_released(e) + neap_unit_size(unit).evictable > e->spare) { /* keep_bytes */
-        unit->passed_over = e->sequence;
-        return false;
+    if (unit->passed_over == e->sequence) return false;
+    return action == NEAP_ACTION_MEMORY_TO_STORAGE ? state == NEAP_UNIT_EVICTED && unit->stack
+                                                   : state == NEAP_UNIT_RESIDENT;
+}
+
+static uint64_t expected_release(const eviction *e, const neap_unit *unit, neap_action action) {
+    const uint64_t evictable = neap_unit_size(unit).evictable;
+    size_t len = 0;
+    if (action == NEAP_ACTION_MEMORY_TO_STORAGE) {
+        const bool is_there = neap_unit_state_of(unit) == NEAP_UNIT_EVICTED && unit->stack;
+        if (is_there) neap_stack_bytes(unit->stack, &len);
+        return len;
     }
-    neap_evicted evicted;
-    const int err = neap_pool_evict(pool, unit, step->action, &e->worker, &evicted);
-    if (evicted.storage_error && !e->result.storage_error)
-        e->result.storage_error = evicted.storage_error;
-    if (err) {
-        unit->passed_over = e->sequence;
-        if (!evicted.storage_error)
-            neap_log(NEAP_LOG_WARN, "unit %u stays: %s", unit->id, neap_strerror(err));
-        return false;
+    if (action != NEAP_ACTION_TO_MEMORY) return evictable;
+    const uint64_t encoded = expected_encoded(e, evictable);
+    return encoded < evictable ? evictable - encoded : 0;
+}
+
+/* Whether the steps before the next one have not given, or are not expected to give, enough. [lock]
+ */
+static bool needs_next(const eviction *e) {
+    const int64_t gain = (int64_t)(e->given + e->before) - (int64_t)e->ended;
+    return gain < 0 || (uint64_t)gain < e->target - e->released_before;
+}
+
+/* The next step of this turn; false: none may begin now. A thread that comes back from a step looks
+ * again, so none is forgotten that had to wait for what others bring. [lock] */
+static bool begin_step(eviction *e, neap_step *ret_step, uint64_t *ret_expected) {
+    for (; e->next < e->n_steps; e->next++) {
+        const neap_step step = e->room.steps[e->next];
+        neap_unit *unit = neap_pool_unit(e->engine->pool, step.id);
+        const uint64_t expected = expected_release(e, unit, step.action);
+        if (!needs_next(e)) return false;
+        bool runs = turn_of(step.action) == e->turn && fits(e, unit, step.action);
+        if (runs && unit_released(e) + e->pending + neap_unit_size(unit).evictable > e->spare) {
+            if (e->n_running > 0) return false;
+            unit->passed_over = e->sequence; /* keep_bytes */
+            runs = false;
+        }
+        e->before += expected;
+        if (!runs) continue;
+        *ret_step = step;
+        *ret_expected = expected;
+        e->pending += expected;
+        e->n_running++;
+        e->next++;
+        return true;
     }
-    account(e, unit, &evicted);
-    return true;
+    return false;
+}
+
+static void end_step(eviction *e, neap_unit *unit, const neap_evicted *evicted, int err) {
+    if (evicted->storage_error && !e->result.storage_error)
+        e->result.storage_error = evicted->storage_error;
+    if (!err) {
+        account(e, unit, evicted);
+        e->progress = true;
+        return;
+    }
+    unit->passed_over = e->sequence;
+    if (!evicted->storage_error)
+        neap_log(NEAP_LOG_WARN, "unit %u stays: %s", unit->id, neap_strerror(err));
+}
+
+/* Each thread of the crew runs this. */
+static void run_steps(void *ctx) {
+    eviction *e = ctx;
+    neap_pool *pool = e->engine->pool;
+    neap_worker worker = {0};
+    neap_step step;
+    uint64_t expected;
+    pthread_mutex_lock(&e->lock);
+    while (begin_step(e, &step, &expected)) {
+        pthread_mutex_unlock(&e->lock);
+        neap_unit *unit = neap_pool_unit(pool, step.id);
+        neap_evicted evicted;
+        const int err = neap_pool_evict(pool, unit, step.action, &worker, &evicted);
+        if (!err && step.action != NEAP_ACTION_MEMORY_TO_STORAGE) {
+            pthread_mutex_lock(&pool->lock);
+            unit->by_pressure = e->request->by_pressure;
+            pthread_mutex_unlock(&pool->lock);
+        }
+        pthread_mutex_lock(&e->lock);
+        e->pending -= expected;
+        e->ended += expected;
+        e->n_running--;
+        end_step(e, unit, &evicted, err);
+    }
+    pthread_mutex_unlock(&e->lock);
+    neap_worker_fini(&worker);
 }
 
 /* Most bytes of weights and KV that may go. */
@@ -254,19 +355,40 @@ static uint64_t spare_bytes(neap_engine *engine) {
     return held > engine->keep_bytes ? held - engine->keep_bytes : 0;
 }
 
-static void evict_units(eviction *e, uint64_t target) {
-    bool progress = true;
-    while (progress && !e->out_of_memory && released(e) < target) {
-        const size_t n = make_plan(e, target - released(e));
-        progress = false;
-        for (size_t i = 0; i < n && released(e) < target; i++)
-            progress = run_step(e, &e->room.steps[i]) || progress;
-        if (progress) {
+static void run_plan(eviction *e, size_t n_steps) {
+    neap_pool *pool = e->engine->pool;
+    uint32_t n_of_turn[N_TURNS] = {0};
+    uint64_t to_stack = 0;
+    for (size_t i = 0; i < n_steps; i++) {
+        const neap_step *step = &e->room.steps[i];
+        n_of_turn[turn_of(step->action)]++;
+        if (step->action == NEAP_ACTION_TO_MEMORY)
+            to_stack +=
+                expected_encoded(e, neap_unit_size(neap_pool_unit(pool, step->id)).evictable);
+    }
+    neap_stack_expect(pool->stack, to_stack);
+    e->n_steps = n_steps;
+    e->ended = e->given = 0;
+    e->released_before = released(e);
+    for (e->turn = 0; e->turn < N_TURNS; e->turn++) {
+        e->next = e->before = 0;
+        if (n_of_turn[e->turn] > 0)
+            neap_crew_run(e->engine->crew, n_of_turn[e->turn], run_steps, e);
+        if (e->turn == TURN_COPY) neap_stack_expect(pool->stack, 0);
+    }
+}
+
+static void evict_units(eviction *e) {
+    do {
+        e->progress = false;
+        if (e->out_of_memory || released(e) >= e->target) return;
+        run_plan(e, make_plan(e, e->target - released(e)));
+        if (e->progress) {
             pthread_mutex_lock(&e->engine->pool->lock);
             e->engine->stage = e->stage;
             pthread_mutex_unlock(&e->engine->pool->lock);
         }
-    }
+    } while (e->progress);
 }
 
 /* What is evictable when all is resident. */
@@ -279,6 +401,12 @@ static uint64_t evictable_bytes(neap_engine *engine, int only) {
            (only == NEAP_ONLY_WEIGHTS ? 0 : t.kv_evictable);
 }
 
+/* Who evicts on purpose wants all that is out then to stay out. */
+static void stays_out(neap_unit *unit, void *ctx) {
+    (void)ctx;
+    unit->by_pressure = false;
+}
+
 static void evict_alone(eviction *e) {
     neap_engine *engine = e->engine;
     neap_pool *pool = engine->pool;
@@ -286,6 +414,7 @@ static void evict_alone(eviction *e) {
     pthread_mutex_lock(&pool->lock);
     neap_pipeline_quiesce(engine->pipeline);
     e->sequence = ++pool->released_seq;
+    if (!request->by_pressure) neap_pool_each(pool, stays_out, NULL);
     room_take(e);
     pthread_mutex_unlock(&pool->lock);
 
@@ -300,17 +429,18 @@ static void evict_alone(eviction *e) {
         pthread_mutex_unlock(&pool->lock);
     }
     e->spare = engine->keep_bytes > 0 ? spare_bytes(engine) : UINT64_MAX / 2;
-    evict_units(e, target);
+    e->target = target;
+    evict_units(e);
     e->result.released_bytes = released(e);
     e->result.exhausted = e->result.released_bytes < target;
 }
 
-int neap_evict(neap_engine *engine, const neap_evict_request *request,
-               neap_evict_result *ret_result) {
+int neap_evict_unseen(neap_engine *engine, const neap_evict_request *request,
+                      neap_evict_result *ret_result) {
     if (request->bytes == 0 && request->permille == 0) return -EINVAL;
     if (request->only < NEAP_ONLY_ALL || request->only > NEAP_ONLY_KV) return -EINVAL;
     const uint64_t began_ns = neap_clock_ns();
-    eviction e = {.engine = engine, .request = request};
+    eviction e = {.engine = engine, .request = request, .lock = PTHREAD_MUTEX_INITIALIZER};
     neap_alone_begin(engine, true);
     evict_alone(&e);
     pthread_mutex_lock(&engine->pool->lock);
@@ -327,9 +457,16 @@ int neap_evict(neap_engine *engine, const neap_evict_request *request,
 #endif
     pthread_mutex_unlock(&engine->pool->lock);
     neap_alone_end(engine);
-    neap_worker_fini(&e.worker);
+    pthread_mutex_destroy(&e.lock);
     e.result.duration_ns = neap_clock_ns() - began_ns;
     if (e.out_of_memory && e.result.released_bytes == 0) return -ENOMEM;
     *ret_result = e.result;
     return 0;
+}
+
+int neap_evict(neap_engine *engine, const neap_evict_request *request,
+               neap_evict_result *ret_result) {
+    const int err = neap_evict_unseen(engine, request, ret_result);
+    if (!err && request->by_pressure) neap_watcher_wake(engine);
+    return err;
 }

@@ -1,12 +1,18 @@
-/* pressure_watch.c - the thread of an engine that gives memory back when memory gets short.
+/* pressure_watch.c - the thread of an engine that gives memory back when memory gets short, and
+ * brings it back when that is over.
  *
  *            event, or time to look                     release_bytes > 0
  *   asleep ------------------------> reads, decides -----------------------> evicts
- *     ^                                     |                                   |
- *     +-------------------------------------+-----------------------------------+
+ *     ^                                     |  restore_bytes > 0                |
+ *     |                                     +---------------------> restores    |
+ *     +-------------------------------------+-----------------------------+-----+
  *
  * Asleep it waits in epoll, without a timeout unless the decision wants to look again: an idle
- * instance without pressure does not wake up. Between waking and evicting nothing is allocated.
+ * instance from which pressure has taken nothing does not wake up. Between waking and evicting
+ * nothing is allocated.
+ *
+ * Restoring goes in small steps with a look between two, so that a shortage that begins meanwhile
+ * is answered; a use that needs the units brings them back by itself, before these.
  *
  * What the machine lacks every instance sees, so they take turns and look again when it is theirs;
  * while `neap watch` runs, which knows who is idle, it goes first and an instance acts for the
@@ -15,6 +21,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "clock.h"
 #include "core_int.h"
 #include "err.h"
 #include "sensor.h"
@@ -23,6 +30,7 @@
 
 #define TURN_NS 500000000u
 #define TURN_CRITICAL_NS 50000000u
+#define RESTORE_STEP ((uint64_t)64 << 20)
 
 struct neap_watcher {
     neap_engine *engine;
@@ -37,6 +45,9 @@ struct neap_watcher {
 static bool sense(neap_watcher *w, neap_pressure_signals *ret_signals) {
     if (neap_pressure_sensor_read(w->sensor, ret_signals) != 0) return false;
     ret_signals->resident_bytes = neap_releasable_bytes(w->engine);
+    pthread_mutex_lock(&w->engine->pool->lock);
+    ret_signals->owed_bytes = neap_totals_get(w->engine).owed;
+    pthread_mutex_unlock(&w->engine->pool->lock);
     pthread_mutex_lock(&w->engine->use_lock);
     ret_signals->busy = w->engine->n_computing > 0;
     pthread_mutex_unlock(&w->engine->use_lock);
@@ -45,8 +56,8 @@ static bool sense(neap_watcher *w, neap_pressure_signals *ret_signals) {
 
 static uint64_t evict(neap_engine *engine, uint64_t bytes, int only) {
     neap_evict_result result;
-    const neap_evict_request request = {.bytes = bytes, .only = only};
-    return neap_evict(engine, &request, &result) == 0 ? result.released_bytes : 0;
+    const neap_evict_request request = {.bytes = bytes, .only = only, .by_pressure = true};
+    return neap_evict_unseen(engine, &request, &result) == 0 ? result.released_bytes : 0;
 }
 
 /* In a hurry weights go first: to drop them takes no encoding, no writing. */
@@ -88,13 +99,33 @@ static void act(neap_watcher *w, const neap_pressure_state *before,
     if (ours) neap_turn_give(w->turn);
 }
 
+/* What a machine has room for is given to one instance at a time. */
+static void bring_back(neap_watcher *w, const neap_pressure_state *before,
+                       const neap_pressure_signals *signals, neap_pressure_decision *decision) {
+    const bool ours = w->turn >= 0 && neap_turn_take(w->turn, TURN_NS);
+    if (w->turn >= 0 && !ours) return;
+    if (ours) *decision = decide_again(w, before, signals, decision);
+    if (decision->restore_bytes > 0) {
+        uint64_t bytes = 0;
+        neap_restore_owed(w->engine, decision->restore_bytes, RESTORE_STEP, &bytes);
+        neap_pressure_restored(&w->state, neap_clock_ns(), bytes);
+        pthread_mutex_lock(&w->engine->pool->lock);
+        w->engine->pressure.restored_bytes += bytes;
+        pthread_mutex_unlock(&w->engine->pool->lock);
+    }
+    if (ours) neap_turn_give(w->turn);
+}
+
 /* Looks, acts; when to look again. */
 static uint64_t look(neap_watcher *w) {
     neap_pressure_signals signals;
     const neap_pressure_state before = w->state;
     if (!sense(w, &signals)) return UINT64_MAX;
     neap_pressure_decision decision = neap_pressure_decide(&w->state, &signals);
-    if (decision.release_bytes > 0) act(w, &before, &signals, &decision);
+    if (decision.release_bytes > 0)
+        act(w, &before, &signals, &decision);
+    else if (decision.restore_bytes > 0)
+        bring_back(w, &before, &signals, &decision);
     pthread_mutex_lock(&w->engine->pool->lock);
     w->engine->pressure.looks++;
     w->engine->pressure.level = !w->state.pressed                         ? NEAP_PRESSURE_CALM
@@ -146,6 +177,10 @@ void neap_watcher_start(neap_engine *engine, const char *watch, const char *writ
     engine->pressure.level = NEAP_PRESSURE_OFF;
     if (err != -ECANCELED) /* MEMORY_PRESSURE_WATCH=/dev/null: asked for */
         neap_log(NEAP_LOG_WARN, "memory pressure is not watched: %s", neap_strerror(err));
+}
+
+void neap_watcher_wake(neap_engine *engine) {
+    if (engine->watcher) neap_pressure_sensor_wake(engine->watcher->sensor);
 }
 
 void neap_watcher_stop(neap_engine *engine) {

@@ -121,14 +121,25 @@ static json_t *models_json(const neap_profile *profile) {
     return list;
 }
 
+static json_t *attentions_json(const neap_profile *profile) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < profile->n_attentions; i++) {
+        const neap_profile_attention *entry = &profile->attentions[i];
+        json_array_append_new(list, json_pack("{s:s, s:o, s:o}", "kind", entry->kind, "host_ns",
+                                              number(entry->times.host_ns), "our_ns",
+                                              number(entry->times.our_ns)));
+    }
+    return list;
+}
+
 int neap_profile_save(const char *path, const neap_device *device, const neap_profile *profile) {
-    json_t *root = json_pack("{s:i, s:o, s:b, s:o, s:{s:o, s:o}, s:o, s:o, s:o}", "neap_profile",
-                             FORMAT_VERSION, "device", device_json(device), "direct",
-                             profile->is_direct ? 1 : 0, "read", read_json(profile), "populate",
-                             "small_bps", number(profile->populate_small_bps), "huge_bps",
-                             number(profile->populate_huge_bps), "restored_read_bps",
+    json_t *root = json_pack("{s:i, s:o, s:b, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o}",
+                             "neap_profile", FORMAT_VERSION, "device", device_json(device),
+                             "direct", profile->is_direct ? 1 : 0, "read", read_json(profile),
+                             "populate", "small_bps", number(profile->populate_small_bps),
+                             "huge_bps", number(profile->populate_huge_bps), "restored_read_bps",
                              number(profile->restored_read_bps), "codecs", codecs_json(profile),
-                             "models", models_json(profile));
+                             "models", models_json(profile), "attention", attentions_json(profile));
     char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
     json_decref(root);
     if (!text) return -ENOMEM;
@@ -236,6 +247,22 @@ static bool parse_models(const json_t *list, neap_profile *profile) {
     return json_is_array(list);
 }
 
+/* Files written before attention was timed have no such list. */
+static bool parse_attentions(const json_t *list, neap_profile *profile) {
+    size_t i;
+    json_t *row;
+    json_array_foreach(list, i, row) {
+        char kind[sizeof profile->attentions[0].kind];
+        neap_attention_times times = {0};
+        if (!get_text(row, "kind", kind, sizeof kind) ||
+            !get(row, "host_ns", NS_MAX, &times.host_ns) ||
+            !get(row, "our_ns", NS_MAX, &times.our_ns) ||
+            neap_profile_attention_put(profile, kind, times) != 0)
+            return false;
+    }
+    return !list || json_is_array(list);
+}
+
 static int parse(const json_t *root, const neap_device *device, neap_profile *profile) {
     const json_t *version = json_object_get(root, "neap_profile");
     if (!json_is_integer(version)) return NEAP_E_CORRUPT;
@@ -250,7 +277,8 @@ static int parse(const json_t *root, const neap_device *device, neap_profile *pr
                       get(root, "restored_read_bps", NEAP_BPS_MAX, &profile->restored_read_bps) &&
                       parse_read(json_object_get(root, "read"), profile) &&
                       parse_codecs(json_object_get(root, "codecs"), profile) &&
-                      parse_models(json_object_get(root, "models"), profile);
+                      parse_models(json_object_get(root, "models"), profile) &&
+                      parse_attentions(json_object_get(root, "attention"), profile);
     profile->is_direct = json_is_true(json_object_get(root, "direct"));
     return good ? 0 : NEAP_E_CORRUPT;
 }
@@ -267,6 +295,14 @@ int neap_profile_load(const char *path, const neap_device *device, neap_profile 
     json_decref(root);
     if (!err) *ret_profile = profile;
     return err;
+}
+
+int neap_profile_save_attention(const char *path, const neap_device *device, const char *kind,
+                                neap_attention_times times) {
+    neap_profile profile = {0};
+    int err = neap_profile_load(path, device, &profile);
+    if (!err) err = neap_profile_attention_put(&profile, kind, times);
+    return err ? err : neap_profile_save(path, device, &profile);
 }
 
 int neap_profile_save_restored(const char *path, const neap_device *device, const char *codec,

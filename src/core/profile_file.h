@@ -19,6 +19,9 @@ int neap_profile_locate(const char *swap_folder, neap_device *ret_device, char *
 int neap_profile_load(const char *path, const neap_device *device, neap_profile *ret_profile);
 /* Replaces the file. */
 int neap_profile_save(const char *path, const neap_device *device, const neap_profile *profile);
+/* Puts the times of a kind of attention into the file that is there. Fails: -ENOENT ... */
+int neap_profile_save_attention(const char *path, const neap_device *device, const char *kind,
+                                neap_attention_times times);
 /* Puts the rates that restores showed (0: none) into the file and leaves the rest of it as it is; a
  * file that is missing, damaged or of another device is made anew. Fails: NEAP_E_VERSION ... */
 int neap_profile_save_restored(const char *path, const neap_device *device, const char *codec,

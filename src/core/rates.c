@@ -1,6 +1,8 @@
 /* rates.c - the throughputs that evictions place by: out of the device profile at first, then
  * corrected by what restores took, and written back now and then.
  *
+ * The times of attention kernels are kept in the same file, but only where there is one already.
+ *
  * The file is written on a restore thread that has run out of work, whatever was restored being
  * back by then; at most once in SAVE_EVERY_NS, and only for rates that really changed. Nothing
  * depends on it: an engine whose profile cannot be read or written works with what it measures. */
@@ -25,16 +27,20 @@ struct neap_profile_link {
     uint64_t saved_ns;      /* 0: not yet */
     uint64_t filed_bps[NEAP_N_PATHS];
     bool seen[NEAP_N_PATHS]; /* by restores; only that is written */
+    neap_profile filed;      /* as it was when the engine was made, and attention timed since */
+    bool has_file;           /* constant */
 };
+
+/* One change of the file at a time. */
+static pthread_mutex_t file_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static neap_rate *rate_of(neap_engine *engine, neap_path path) {
     return path == NEAP_PATH_STORAGE ? &engine->rates.read : &engine->rates.decode;
 }
 
-static void load(neap_engine *engine, neap_profile *profile, bool *ret_loaded) {
-    const struct neap_profile_link *link = engine->profile;
-    const int err = neap_profile_load(link->path, &link->device, profile);
-    *ret_loaded = err == 0;
+static void load(struct neap_profile_link *link) {
+    const int err = neap_profile_load(link->path, &link->device, &link->filed);
+    link->has_file = err == 0;
     if (err == 0 || err == -ENOENT) return;
     const char *reason = err == NEAP_E_CHANGED   ? "measured on another device"
                          : err == NEAP_E_CORRUPT ? "damaged"
@@ -58,18 +64,17 @@ static int link_create(const char *path, const char *swap_dir, struct neap_profi
 }
 
 void neap_engine_rates_open(neap_engine *engine, const char *profile_path, const char *swap_dir) {
-    neap_profile profile;
-    bool loaded = false;
     if (profile_path && profile_path[0]) {
         const int err = link_create(profile_path, swap_dir, &engine->profile);
         if (err)
             neap_log(NEAP_LOG_WARN, "no device profile: %s", neap_strerror(err));
         else
-            load(engine, &profile, &loaded);
+            load(engine->profile);
     }
-    neap_rates_init(&engine->rates, loaded ? &profile : NULL, engine->pool->codec->name,
-                    neap_pipeline_path_threads());
-    if (!engine->profile) return;
+    const struct neap_profile_link *link = engine->profile;
+    neap_rates_init(&engine->rates, link && link->has_file ? &link->filed : NULL,
+                    engine->pool->codec->name, neap_pipeline_path_threads());
+    if (!link) return;
     for (int i = 0; i < NEAP_N_PATHS; i++)
         engine->profile->filed_bps[i] = rate_of(engine, (neap_path)i)->reference_bps;
 }
@@ -105,8 +110,10 @@ static bool claim_save(neap_engine *engine, uint64_t ret_bps[NEAP_N_PATHS]) {
 
 static void save(neap_engine *engine, const uint64_t bps[NEAP_N_PATHS]) {
     struct neap_profile_link *link = engine->profile;
+    pthread_mutex_lock(&file_lock);
     const int err = neap_profile_save_restored(link->path, &link->device, engine->pool->codec->name,
                                                bps[NEAP_PATH_STORAGE], bps[NEAP_PATH_MEMORY]);
+    pthread_mutex_unlock(&file_lock);
     pthread_mutex_lock(&engine->pool->lock);
     link->saving = false;
     const bool tell = err && !link->is_silent;
@@ -135,4 +142,29 @@ void neap_engine_rates_note(void *ctx, neap_path path, uint64_t bytes, uint64_t 
                  " MB/s, memory %" PRIu64 " MB/s",
                  rates.read.bps / 1000000, rates.decode.bps / 1000000);
     if (due) save(engine, bps);
+}
+
+bool neap_attention_recall(neap_engine *engine, const char *kind, neap_attention_times *ret_times) {
+    const struct neap_profile_link *link = engine->profile;
+    if (!link) return false;
+    pthread_mutex_lock(&engine->pool->lock);
+    const neap_profile_attention *entry = neap_profile_attention_find(&link->filed, kind);
+    if (entry) *ret_times = entry->times;
+    pthread_mutex_unlock(&engine->pool->lock);
+    return entry != NULL;
+}
+
+void neap_attention_keep(neap_engine *engine, const char *kind, const neap_attention_times *times) {
+    struct neap_profile_link *link = engine->profile;
+    if (!link) return;
+    pthread_mutex_lock(&engine->pool->lock);
+    neap_profile_attention_put(&link->filed, kind, *times);
+    pthread_mutex_unlock(&engine->pool->lock);
+    if (!link->has_file) return;
+    pthread_mutex_lock(&file_lock);
+    const int err = neap_profile_save_attention(link->path, &link->device, kind, *times);
+    pthread_mutex_unlock(&file_lock);
+    if (err)
+        neap_log(NEAP_LOG_DEBUG, "device profile %s not written: %s", link->path,
+                 neap_strerror(err));
 }

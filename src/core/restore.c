@@ -1,8 +1,10 @@
 /* restore.c - what is needed comes back: announced (need), waited for (wait), or all (restore).
  *
  * The overlap of a request is measured here: restore_ns is from the start of its first restore to
- * the end of its last one, waited_ns what its threads were blocked. */
+ * the end of its last one, waited_ns what its threads were blocked. path_ns is from the moment when
+ * a path took its first unit to the one when it had finished its last. */
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "bytes.h"
@@ -20,13 +22,13 @@ static bool is_usable(neap_unit_state state) {
 }
 
 /* Whether threads restore beside the caller. [L] */
-static bool overlaps(neap_engine *engine) {
-    return engine->policy->overlap && neap_pipeline_start(engine->pipeline);
+static bool has_threads(neap_engine *engine) {
+    return !engine->policy->sequential && neap_pipeline_start(engine->pipeline);
 }
 
 /* Puts the unit in front of the queue; without threads restores it here. [L] */
 static void start(neap_engine *engine, neap_unit *unit) {
-    if (overlaps(engine)) {
+    if (has_threads(engine)) {
         neap_pipeline_push(engine->pipeline, unit, true);
         return;
     }
@@ -51,7 +53,7 @@ int neap_unit_wait(neap_engine *engine, neap_unit *unit) {
             err = unit->last_error ? unit->last_error : -ECANCELED;
             break;
         }
-        if (state == NEAP_UNIT_EVICTED && !tried) {
+        if ((state == NEAP_UNIT_EVICTED || unit->queued) && !tried) {
             tried = true;
             start(engine, unit);
             continue;
@@ -87,62 +89,127 @@ int neap_wait(neap_engine *engine, neap_unit_id id) {
     return err;
 }
 
-/* ---- sequential restoration (policies without overlap, or no threads to be had) ---- */
+bool neap_waits_within_layers(const neap_engine *engine) {
+    return !engine->policy->whole_layers;
+}
 
-/* Commits all pages, then loads all, on the calling thread; units keep their errors. [L] */
-static int restore_in_sequence(neap_engine *engine, const neap_unit_id *ids, size_t n) {
+/* ---- many units, in the order of need ---- */
+
+typedef struct claimed {
+    neap_unit *unit;
+    int err; /* of committing its pages */
+} claimed;
+
+typedef struct allocation {
+    neap_pool *pool;
+    claimed *units;
+    size_t n;
+    atomic_size_t next;
+} allocation;
+
+/* Each thread of the crew runs this. */
+static void allocate_some(void *ctx) {
+    allocation *a = ctx;
+    for (size_t i; (i = atomic_fetch_add(&a->next, 1)) < a->n;)
+        a->units[i].err = neap_pool_allocate(a->pool, a->units[i].unit);
+}
+
+/* Claims those that are evicted and commits the pages of all; what fails keeps its error. The rest
+ * stays in units; their number. Lets go of the lock meanwhile. [L] */
+static size_t allocate_all(neap_engine *engine, const neap_unit_id *ids, size_t n, claimed *units,
+                           bool threads) {
     neap_pool *pool = engine->pool;
     const uint64_t began_ns = neap_clock_ns();
-    neap_unit **claimed = malloc((n + 1) * sizeof(neap_unit *));
-    int *errs = malloc((n + 1) * sizeof *errs);
-    if (!claimed || !errs) {
-        free(claimed);
-        free(errs);
-        return -ENOMEM;
-    }
-    size_t n_claimed = 0;
+    const bool alone = !threads || engine->is_allocating;
+    size_t n_claimed = 0, n_allocated = 0;
     for (size_t i = 0; i < n; i++) {
         neap_unit *unit = neap_pool_unit(pool, ids[i]);
         if (neap_unit_state_of(unit) != NEAP_UNIT_EVICTED) continue;
         neap_pipeline_remove(engine->pipeline, unit);
         neap_pool_claim(pool, unit);
-        claimed[n_claimed++] = unit;
+        units[n_claimed++].unit = unit;
     }
+    if (n_claimed > 0 && !pool->counters.restore_first_ns)
+        pool->counters.restore_first_ns = began_ns;
+    if (!alone) engine->is_allocating = true;
     pthread_mutex_unlock(&pool->lock);
-    neap_worker worker = {0};
-    if (n_claimed > 0 && neap_reader_create(16, &worker.reader) != 0) worker.reader = NULL;
+    allocation a = {.pool = pool, .units = units, .n = n_claimed};
+    if (alone)
+        allocate_some(&a);
+    else
+        neap_crew_run(engine->crew, neap_crew_size(engine->crew), allocate_some, &a);
     for (size_t i = 0; i < n_claimed; i++)
-        errs[i] = neap_pool_allocate(pool, claimed[i]);
-    for (size_t i = 0; i < n_claimed; i++) {
-        const int err = errs[i] ? errs[i] : neap_pool_load(pool, claimed[i], &worker);
-        neap_pool_finish(pool, claimed[i], err, began_ns);
+        if (units[i].err)
+            neap_pool_finish(pool, units[i].unit, units[i].err, began_ns);
+        else
+            units[n_allocated++] = units[i];
+    pthread_mutex_lock(&pool->lock);
+    if (!alone) engine->is_allocating = false;
+    return n_allocated;
+}
+
+/* Fills claimed and allocated units on the calling thread; units keep their errors. Lets go of the
+ * lock meanwhile. [L] */
+static void load_here(neap_pool *pool, const claimed *units, size_t n) {
+    neap_worker worker = {0};
+    pthread_mutex_unlock(&pool->lock);
+    if (n > 0 && neap_reader_create(16, &worker.reader) != 0) worker.reader = NULL;
+    for (size_t i = 0; i < n; i++) {
+        const uint64_t began_ns = neap_clock_ns();
+        const int err = neap_pool_load(pool, units[i].unit, &worker);
+        neap_pool_finish(pool, units[i].unit, err, began_ns);
     }
     neap_worker_fini(&worker);
     pthread_mutex_lock(&pool->lock);
-    add_wait(engine, began_ns);
-    /* Others may be at some of them. */
-    for (size_t i = 0; i < n; i++)
-        if (neap_unit_state_of(neap_pool_unit(pool, ids[i])) == NEAP_UNIT_RESTORING)
-            (void)neap_unit_wait(engine, neap_pool_unit(pool, ids[i]));
-    free(claimed);
-    free(errs);
+}
+
+/* Queues those that are evicted; as far as the policy, or a want of threads, keeps steps apart,
+ * does the first ones here. May let go of the lock. [L] */
+static int bring_back(neap_engine *engine, const neap_unit_id *ids, size_t n) {
+    const bool threads = has_threads(engine);
+    if (threads && !engine->policy->allocate_first) {
+        for (size_t i = 0; i < n; i++) {
+            neap_unit *unit = neap_pool_unit(engine->pool, ids[i]);
+            if (neap_unit_state_of(unit) == NEAP_UNIT_EVICTED)
+                neap_pipeline_push(engine->pipeline, unit, false);
+        }
+        return 0;
+    }
+    claimed *units = malloc((n + 1) * sizeof *units);
+    if (!units) return -ENOMEM;
+    const size_t n_allocated = allocate_all(engine, ids, n, units, threads);
+    if (!threads) load_here(engine->pool, units, n_allocated);
+    for (size_t i = 0; threads && i < n_allocated; i++)
+        neap_pipeline_push(engine->pipeline, units[i].unit, false);
+    free(units);
     return 0;
+}
+
+/* Until nobody works on any of them; units keep their errors. [L] */
+static void await_all(neap_engine *engine, const neap_unit_id *ids, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const neap_unit *unit = neap_pool_unit(engine->pool, ids[i]);
+        while (unit->queued || neap_unit_state_of(unit) == NEAP_UNIT_RESTORING)
+            pthread_cond_wait(&engine->pool->changed, &engine->pool->lock);
+    }
+}
+
+bool neap_tracks_use(const neap_engine *engine) {
+    return engine->policy->by_use;
 }
 
 int neap_need(neap_engine *engine, const neap_unit_id *units, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (!live_unit(engine, units[i])) return NEAP_E_BOUND;
-    if (neap_all_resident(engine)) return 0;
-    int err = 0;
+    if (neap_all_resident(engine) && !engine->policy->by_use) return 0;
     pthread_mutex_lock(&engine->pool->lock);
-    if (!overlaps(engine))
-        err = restore_in_sequence(engine, units, n);
-    else
-        for (size_t i = 0; i < n; i++) {
-            neap_unit *unit = neap_pool_unit(engine->pool, units[i]);
-            if (neap_unit_state_of(unit) == NEAP_UNIT_EVICTED)
-                neap_pipeline_push(engine->pipeline, unit, false);
-        }
+    engine->n_needs++;
+    for (size_t i = 0; engine->policy->by_use && i < n; i++)
+        neap_pool_unit(engine->pool, units[i])->last_use = engine->n_needs;
+    const uint64_t began_ns = neap_clock_ns();
+    const int err = bring_back(engine, units, n);
+    if (!engine->policy->overlap) await_all(engine, units, n);
+    add_wait(engine, began_ns);
     pthread_mutex_unlock(&engine->pool->lock);
     return err;
 }
@@ -151,14 +218,17 @@ int neap_need(neap_engine *engine, const neap_unit_id *units, size_t n) {
 
 typedef struct wanted {
     neap_pool *pool;
+    bool owed; /* only what pressure took, of that at most: */
+    uint64_t limit_bytes, step_bytes;
     neap_unit_id *ids;
     uint32_t *generations;
-    size_t n, cap;
+    size_t n;
 } wanted;
 
 static void add_evicted(neap_unit *unit, void *ctx) {
     wanted *w = ctx;
     const neap_unit_state state = neap_unit_state_of(unit);
+    if (w->owed && !unit->by_pressure) return;
     if (state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_RESTORING) w->ids[w->n++] = unit->id;
 }
 
@@ -172,14 +242,26 @@ static int in_order_of_need(const void *a, const void *b, void *ctx) {
     return 0;
 }
 
-/* Everything evicted, in the order of need. [L] */
+/* Of those owed the first that are within the limit. */
+static void cut(wanted *w) {
+    uint64_t bytes = 0;
+    size_t n = 0;
+    for (; n < w->n && bytes < w->step_bytes; n++) {
+        bytes += neap_unit_size(neap_pool_unit(w->pool, w->ids[n])).evictable;
+        if (bytes > w->limit_bytes) break;
+    }
+    w->n = n;
+}
+
+/* Everything wanted, in the order of need. [L] */
 static int list_evicted(neap_pool *pool, wanted *w) {
-    *w = (wanted){.pool = pool};
+    w->pool = pool;
     w->ids = malloc((pool->n_slots + 1) * sizeof *w->ids);
     w->generations = malloc((pool->n_slots + 1) * sizeof *w->generations);
     if (!w->ids || !w->generations) return -ENOMEM;
     neap_pool_each(pool, add_evicted, w);
     qsort_r(w->ids, w->n, sizeof *w->ids, in_order_of_need, pool);
+    if (w->owed) cut(w);
     for (size_t i = 0; i < w->n; i++)
         w->generations[i] = neap_pool_unit(pool, w->ids[i])->generation;
     return 0;
@@ -201,40 +283,40 @@ static uint64_t restored_bytes(const neap_pool *pool) {
            pool->counters.bytes_restored[NEAP_PATH_MEMORY];
 }
 
-int neap_restore(neap_engine *engine, uint64_t *ret_bytes) {
+static int restore_wanted(neap_engine *engine, wanted w, uint64_t *ret_bytes) {
     neap_pool *pool = engine->pool;
-    wanted w;
     /* A use, so that no eviction runs; it ends before the wait, so that one may come. */
     neap_use_begin(engine, NEAP_USE_ACCESS);
     pthread_mutex_lock(&pool->lock);
-    const bool overlap = overlaps(engine);
     const uint64_t before = restored_bytes(pool);
     int err = list_evicted(pool, &w);
-    if (!err && overlap) {
-        for (size_t i = 0; i < w.n; i++) {
-            neap_unit *unit = neap_pool_unit(pool, w.ids[i]);
-            unit->last_error = 0;
-            if (neap_unit_state_of(unit) == NEAP_UNIT_EVICTED)
-                neap_pipeline_push(engine->pipeline, unit, false);
-        }
-    }
-    if (!err && !overlap) err = restore_in_sequence(engine, w.ids, w.n);
+    for (size_t i = 0; !err && i < w.n; i++)
+        neap_pool_unit(pool, w.ids[i])->last_error = 0;
+    if (!err) err = bring_back(engine, w.ids, w.n);
     pthread_mutex_unlock(&pool->lock);
-    if (overlap) neap_use_end(engine, NEAP_USE_ACCESS);
+    neap_use_end(engine, NEAP_USE_ACCESS);
 
     pthread_mutex_lock(&pool->lock);
     for (size_t i = 0; i < w.n; i++) {
         const int unit_err = settle(engine, neap_pool_unit(pool, w.ids[i]), w.generations[i]);
         if (!err) err = unit_err;
     }
-    const neap_totals totals = neap_totals_get(engine);
-    if (!err && totals.n_lost > 0) err = NEAP_E_LOST;
+    if (!err && !w.owed && neap_totals_get(engine).n_lost > 0) err = NEAP_E_LOST;
     if (!err) *ret_bytes = restored_bytes(pool) - before;
     pthread_mutex_unlock(&pool->lock);
-    if (!overlap) neap_use_end(engine, NEAP_USE_ACCESS);
     free(w.ids);
     free(w.generations);
     return err;
+}
+
+int neap_restore(neap_engine *engine, uint64_t *ret_bytes) {
+    return restore_wanted(engine, (wanted){0}, ret_bytes);
+}
+
+int neap_restore_owed(neap_engine *engine, uint64_t limit_bytes, uint64_t step_bytes,
+                      uint64_t *ret_bytes) {
+    const wanted owed = {.owed = true, .limit_bytes = limit_bytes, .step_bytes = step_bytes};
+    return restore_wanted(engine, owed, ret_bytes);
 }
 
 /* ---- requests ---- */
@@ -244,7 +326,10 @@ void neap_request_begin(neap_engine *engine, uint64_t began_ns) {
     pthread_mutex_lock(&pool->lock);
     engine->request_began_ns = began_ns ? began_ns : neap_clock_ns();
     engine->request_waited_ns = 0;
-    pool->counters.restore_first_ns = pool->counters.restore_last_ns = 0;
+    neap_pool_counters *c = &pool->counters;
+    c->restore_first_ns = c->restore_last_ns = c->allocate_ns = 0;
+    for (int path = 0; path < NEAP_N_PATHS; path++)
+        c->path_first_ns[path] = c->path_last_ns[path] = 0;
     pthread_mutex_unlock(&pool->lock);
 }
 
@@ -255,7 +340,10 @@ void neap_request_first_token(neap_engine *engine) {
     const neap_pool_counters *c = &pool->counters;
     if (engine->request_began_ns) {
         engine->ttft_ns = now_ns - engine->request_began_ns;
-        engine->restore_ns = c->restore_first_ns ? c->restore_last_ns - c->restore_first_ns : 0;
+        engine->restore_ns = c->restore_last_ns ? c->restore_last_ns - c->restore_first_ns : 0;
+        engine->allocate_ns = c->allocate_ns;
+        for (int path = 0; path < NEAP_N_PATHS; path++)
+            engine->path_ns[path] = c->path_last_ns[path] - c->path_first_ns[path];
         double overlap = 0;
         if (engine->restore_ns > 0)
             overlap = 1 - (double)engine->request_waited_ns / (double)engine->restore_ns;

@@ -69,6 +69,7 @@ static void count_bytes(neap_engine *engine, neap_stat *stat) {
     stat->units_kv_evicted = t.n_kv_evicted;
     stat->lost = t.n_lost;
     stat->clean_chunks = t.n_kv_clean;
+    stat->pressure_owed_bytes = t.owed;
     const uint64_t total = t.weights + t.kv;
     const uint64_t held = t.weights_resident + t.kv_resident + t.kv_memory;
     stat->released = total > held ? total - held : 0;
@@ -94,6 +95,9 @@ void neap_stat_get(neap_engine *engine, neap_stat *ret_stat) {
     stat.errors = c->errors;
     stat.ttft_ns = engine->ttft_ns;
     stat.restore_ns = engine->restore_ns;
+    stat.allocate_ns = engine->allocate_ns;
+    stat.storage_ns = engine->path_ns[NEAP_PATH_STORAGE];
+    stat.memory_ns = engine->path_ns[NEAP_PATH_MEMORY];
     stat.overlap = engine->overlap;
     stat.read_bps = engine->rates.read.bps;
     stat.decode_bps = engine->rates.decode.bps;
@@ -110,6 +114,7 @@ void neap_stat_get(neap_engine *engine, neap_stat *ret_stat) {
     stat.pressure_looks = engine->pressure.looks;
     stat.pressure_releases = engine->pressure.releases;
     stat.pressure_released_bytes = engine->pressure.released_bytes;
+    stat.pressure_restored_bytes = engine->pressure.restored_bytes;
     memcpy(stat.pressure_sources, engine->pressure.sources, sizeof stat.pressure_sources);
     pthread_mutex_unlock(&pool->lock);
     *ret_stat = stat;

@@ -135,7 +135,7 @@ static int evict_args(const json_t *object, neap_evict_request *ret_evict) {
     ret_evict->bytes = bytes == INT64_MAX ? UINT64_MAX : bytes;
     ret_evict->permille = (uint32_t)permille;
     ret_evict->only = only;
-    return 0;
+    return get_bool(object, "by_pressure", &ret_evict->by_pressure);
 }
 
 int neap_ctl_request_parse(const char *line, neap_ctl_request *ret_request) {
@@ -170,6 +170,7 @@ int neap_ctl_request_format(const neap_ctl_request *request, char **ret_line) {
     int failed = evict->permille ? json_object_set_new(object, "permille", count(evict->permille))
                                  : json_object_set_new(object, "bytes", count(evict->bytes));
     failed |= json_object_set_new(object, "only", json_string(only_names[evict->only]));
+    if (evict->by_pressure) failed |= json_object_set_new(object, "by_pressure", json_true());
     if (failed) {
         json_decref(object);
         return -ENOMEM;
@@ -204,8 +205,10 @@ static json_t *stat_counters(const neap_stat *stat) {
 }
 
 static json_t *stat_request(const neap_stat *stat) {
-    return json_pack("{s:f, s:f, s:f}", "ttft_ms", (double)stat->ttft_ns / 1e6, "restore_ms",
-                     (double)stat->restore_ns / 1e6, "overlap", stat->overlap);
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "ttft_ms", (double)stat->ttft_ns / 1e6,
+                     "restore_ms", (double)stat->restore_ns / 1e6, "alloc_ms",
+                     (double)stat->allocate_ns / 1e6, "storage_ms", (double)stat->storage_ns / 1e6,
+                     "memory_ms", (double)stat->memory_ns / 1e6, "overlap", stat->overlap);
 }
 
 static json_t *stat_profile(const neap_stat *stat) {
@@ -220,10 +223,12 @@ static json_t *stat_attention(const neap_stat *stat) {
 }
 
 static json_t *stat_pressure(const neap_stat *stat) {
-    return json_pack("{s:s, s:o, s:o, s:o, s:o}", "level", pressure_names[stat->pressure],
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "level", pressure_names[stat->pressure],
                      "sources", text(stat->pressure_sources), "looks", count(stat->pressure_looks),
                      "releases", count(stat->pressure_releases), "released_bytes",
-                     count(stat->pressure_released_bytes));
+                     count(stat->pressure_released_bytes), "restored_bytes",
+                     count(stat->pressure_restored_bytes), "owed_bytes",
+                     count(stat->pressure_owed_bytes));
 }
 
 static json_t *stat_write_behind(const neap_stat *stat) {

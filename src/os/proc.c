@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pwd.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,6 +63,13 @@ int neap_mem_available(uint64_t *ret_available, uint64_t *ret_total) {
 
 int neap_proc_self(void) {
     return (int)getpid();
+}
+
+uint32_t neap_cores(void) {
+    cpu_set_t mine;
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    const int n = sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine) : (int)online;
+    return n > 0 ? (uint32_t)n : 1;
 }
 
 bool neap_proc_alive(int pid) {

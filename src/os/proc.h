@@ -16,7 +16,8 @@ int neap_mem_available(uint64_t *ret_available, uint64_t *ret_total);
 /* Path of this process's i-th open descriptor that is a regular file (i counts all descriptors: an
  * index of another kind gives an empty path). -ENOENT: past the last. */
 int neap_proc_open_path(int i, char *ret_path, size_t cap);
-int neap_proc_self(void); /* own process id */
+int neap_proc_self(void);  /* own process id */
+uint32_t neap_cores(void); /* that this process may run on; at least 1 */
 bool neap_proc_alive(int pid);
 /* Directory of control sockets: ${XDG_RUNTIME_DIR:-/run/user/UID, else /tmp/neap-UID}/neap, made
  * with mode 0700; refuses one of another owner (-EPERM). */

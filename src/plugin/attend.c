@@ -315,19 +315,18 @@ static bool takes_device(neap_attend *attend, const neap_attn_shape *shape) {
     return false;
 }
 
-static void plan_node(neap_attend *attend, const struct ggml_tensor *node, int at,
-                      const neap_attn_shape *wanted) {
-    attended *a = &attend->attended[attend->n++];
-    neap_attn_shape shape = *wanted;
+/* Of a node found by find_nodes. */
+static void plan_node(neap_attend *attend, const struct ggml_tensor *node, attended *a) {
+    neap_attn_shape shape = a->job.shape;
     uint32_t v_stream = 0;
-    a->at = at;
     a->layer = layer_of(node->src[1], &a->first_stream);
     if (a->layer != NULL && layer_of(node->src[2], &v_stream) != a->layer) {
         a->layer = NULL;
     }
     shape.k.chunks = chunk_list(attend, node->src[1]);
     shape.v.chunks = chunk_list(attend, node->src[2]);
-    if (a->layer != NULL && !attend->now->all_resident) {
+    if (a->layer != NULL && !attend->now->all_resident &&
+        neap_waits_within_layers(neap_plugin_engine())) {
         shape.ready = chunk_ready;
         shape.wait = chunk_wait;
         shape.ctx = a;
@@ -341,7 +340,7 @@ static void plan_node(neap_attend *attend, const struct ggml_tensor *node, int a
         .fun = run_node, .n_tasks = GGML_N_TASKS_MAX, .userdata = a};
     memset(a->node.op_params, 0, sizeof a->node.op_params);
     memcpy(a->node.op_params, &params, sizeof params);
-    attend->nodes[at] = &a->node;
+    attend->nodes[a->at] = &a->node;
     a->seen = shape.wait != NULL ? seen_chunks(attend, a, node->src[3]) : NULL;
 }
 
@@ -353,67 +352,72 @@ static bool is_ours(const neap_attend_job *job, const struct ggml_tensor *node,
             neap_attend_choose(node, job->cpu, job->n_threads));
 }
 
-static int reserve(neap_attend *attend, const struct ggml_cgraph *graph, size_t *ret_n) {
-    size_t n = 0, scratch = 0, lists = 0;
-    neap_attn_shape shape;
-    for (int i = 0; i < graph->n_nodes; i++) {
-        if (neap_host_op(graph->nodes[i]->op) != NEAP_OP_FLASH_ATTN) {
-            continue;
-        }
-        if (!is_ours(attend->now, graph->nodes[i], &shape)) {
-            attend->n_host++;
-        } else {
-            size_t bytes = neap_attn_scratch_bytes(&shape, (uint32_t)attend->now->n_threads);
-            scratch = bytes > scratch ? bytes : scratch;
-            lists += list_bytes(&shape);
-            n++;
-        }
-    }
-    *ret_n = n;
-    if (n == 0) {
-        return 0;
-    }
-    if ((size_t)graph->n_nodes > attend->cap_nodes) {
-        size_t cap = 2 * (size_t)graph->n_nodes;
-        struct ggml_tensor **grown = realloc(attend->nodes, cap * sizeof *grown);
+/* Room for a graph with so many attention nodes. */
+static int reserve(neap_attend *attend, size_t n_nodes, size_t n_attentions) {
+    if (n_nodes > attend->cap_nodes) {
+        struct ggml_tensor **grown = realloc(attend->nodes, 2 * n_nodes * sizeof *grown);
         if (grown == NULL) {
             return -ENOMEM;
         }
         attend->nodes = grown;
-        attend->cap_nodes = cap;
+        attend->cap_nodes = 2 * n_nodes;
     }
-    if (n > attend->cap) {
+    if (n_attentions > attend->cap) {
         free(attend->attended);
         attend->cap = 0;
-        attend->attended = malloc(2 * n * sizeof *attend->attended);
+        attend->attended = malloc(2 * n_attentions * sizeof *attend->attended);
         if (attend->attended == NULL) {
             return -ENOMEM;
         }
-        attend->cap = 2 * n;
+        attend->cap = 2 * n_attentions;
     }
-    int err = arena_reserve(&attend->scratch, scratch);
+    return 0;
+}
+
+/* The nodes that are ours, their shapes, and memory for all of them. */
+static int find_nodes(neap_attend *attend, const struct ggml_cgraph *graph) {
+    size_t n_attentions = 0, scratch = 0, lists = 0;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        n_attentions += neap_host_op(graph->nodes[i]->op) == NEAP_OP_FLASH_ATTN;
+    }
+    int err = n_attentions > 0 ? reserve(attend, (size_t)graph->n_nodes, n_attentions) : 0;
+    for (int i = 0; i < graph->n_nodes && n_attentions > 0 && err == 0; i++) {
+        if (neap_host_op(graph->nodes[i]->op) != NEAP_OP_FLASH_ATTN) {
+            continue;
+        }
+        attended *a = &attend->attended[attend->n];
+        if (!is_ours(attend->now, graph->nodes[i], &a->job.shape)) {
+            attend->n_host++;
+            continue;
+        }
+        a->at = i;
+        size_t bytes = neap_attn_scratch_bytes(&a->job.shape, (uint32_t)attend->now->n_threads);
+        scratch = bytes > scratch ? bytes : scratch;
+        lists += list_bytes(&a->job.shape);
+        attend->n++;
+    }
+    if (err == 0) {
+        err = arena_reserve(&attend->scratch, scratch);
+    }
     return err == 0 ? arena_reserve(&attend->lists, lists) : err;
 }
 
 int neap_attend_plan(neap_attend *attend, const struct ggml_cgraph *graph,
                      const neap_attend_job *job) {
-    size_t n;
     attend->n = 0;
     attend->n_host = 0;
     attend->now = job;
-    int err = reserve(attend, graph, &n);
-    if (err != 0 || n == 0) {
-        return err;
+    int err = find_nodes(attend, graph);
+    if (err != 0) {
+        attend->n = 0;
     }
-    memcpy(attend->nodes, graph->nodes, (size_t)graph->n_nodes * sizeof *attend->nodes);
-    for (int i = 0; i < graph->n_nodes; i++) {
-        neap_attn_shape shape;
-        if (neap_host_op(graph->nodes[i]->op) == NEAP_OP_FLASH_ATTN &&
-            is_ours(job, graph->nodes[i], &shape)) {
-            plan_node(attend, graph->nodes[i], i, &shape);
-        }
+    if (attend->n > 0) {
+        memcpy(attend->nodes, graph->nodes, (size_t)graph->n_nodes * sizeof *attend->nodes);
     }
-    return 0;
+    for (size_t i = 0; i < attend->n; i++) {
+        plan_node(attend, graph->nodes[attend->attended[i].at], &attend->attended[i]);
+    }
+    return err;
 }
 
 const char *neap_attend_kernel(void) {

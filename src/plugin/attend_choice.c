@@ -3,9 +3,11 @@
  * For each kind of attention (types, heads, head sizes; one, few or many tokens; a short or a long
  * context) both are timed once, at its first use, on made-up data of that kind; the host's kernel
  * is taken only where it is clearly faster. A kind's choice never changes in a process, so text
- * stays what it is whatever is evicted meanwhile.
+ * stays what it is whatever is evicted meanwhile; where there is a device profile the times are
+ * kept in it, and later processes choose alike.
  *
  * Threads   under the graph's thread; the table has a lock, for several contexts. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +20,6 @@ enum {
     KINDS_MAX = 64,
     RUNS = 3,
     SHORT_CELLS = 256,
-    LONG_CELLS = 1024,
     FEW_TOKENS = 8,
     MANY_TOKENS = 64,
     /* The host's kernel must take less than this many percent of our time. */
@@ -29,6 +30,8 @@ typedef struct attn_kind {
     enum ggml_type k_type, v_type;
     int64_t k_elems, v_elems, n_heads, n_kv_heads, n_tokens, n_cells;
 } attn_kind;
+
+int64_t neap_attend_long_cells = 1024;
 
 typedef struct choice {
     attn_kind kind;
@@ -50,7 +53,7 @@ static attn_kind kind_of(const struct ggml_tensor *node) {
     kind.n_heads = q->ne[2];
     kind.n_kv_heads = k->ne[2];
     kind.n_tokens = q->ne[1] == 1 ? 1 : q->ne[1] <= 2 * FEW_TOKENS ? FEW_TOKENS : MANY_TOKENS;
-    kind.n_cells = k->ne[1] <= SHORT_CELLS ? SHORT_CELLS : LONG_CELLS;
+    kind.n_cells = k->ne[1] <= SHORT_CELLS ? SHORT_CELLS : neap_attend_long_cells;
     return kind;
 }
 
@@ -78,9 +81,9 @@ static uint64_t time_node(ggml_backend_t cpu, struct ggml_tensor *node) {
     return best;
 }
 
-/* The same attention node on made-up data, timed by the host and by us. */
-static bool measure(const struct ggml_tensor *node, const attn_kind *kind, ggml_backend_t cpu,
-                    int n_threads) {
+/* The same attention node on made-up data, timed by the host and by us. 0 ns: could not be. */
+static neap_attention_times measure(const struct ggml_tensor *node, const attn_kind *kind,
+                                    ggml_backend_t cpu, int n_threads) {
     struct ggml_tensor q = made_up(GGML_TYPE_F32, kind->k_elems, kind->n_tokens, kind->n_heads);
     struct ggml_tensor k = made_up(kind->k_type, kind->k_elems, kind->n_cells, kind->n_kv_heads);
     struct ggml_tensor v = made_up(kind->v_type, kind->v_elems, kind->n_cells, kind->n_kv_heads);
@@ -93,7 +96,7 @@ static bool measure(const struct ggml_tensor *node, const attn_kind *kind, ggml_
     }
     neap_attend *attend = neap_attend_create();
     char *data = aligned_alloc(64, bytes);
-    bool ours = true;
+    neap_attention_times times = {0};
     if (attend != NULL && data != NULL) {
         memset(data, 0x2c, bytes); /* a small number in every type */
         char *at = data;
@@ -111,8 +114,8 @@ static bool measure(const struct ggml_tensor *node, const attn_kind *kind, ggml_
         struct ggml_cgraph graph = {.n_nodes = 1, .nodes = &nodes};
         const neap_attend_job job = {
             .cpu = cpu, .n_threads = n_threads, .all_resident = true, .measuring = true};
-        uint64_t host_ns = time_node(cpu, &out), our_ns = 0;
-        for (int i = 0; i < RUNS && host_ns != 0; i++) {
+        times.host_ns = time_node(cpu, &out);
+        for (int i = 0; i < RUNS && times.host_ns != 0; i++) {
             if (neap_attend_plan(attend, &graph, &job) != 0) {
                 break;
             }
@@ -120,19 +123,43 @@ static bool measure(const struct ggml_tensor *node, const attn_kind *kind, ggml_
             struct ggml_cgraph planned = {.n_nodes = 1, .nodes = neap_attend_nodes(attend, &graph)};
             cpu->iface.graph_compute(cpu, &planned);
             uint64_t ns = neap_clock_ns() - start;
-            our_ns = our_ns == 0 || ns < our_ns ? ns : our_ns;
+            times.our_ns = times.our_ns == 0 || ns < times.our_ns ? ns : times.our_ns;
         }
-        ours = host_ns == 0 || our_ns == 0 || host_ns * 100 >= our_ns * HOST_PERCENT;
-        neap_log(NEAP_LOG_INFO,
-                 "attention of %lld tokens, %lld/%lld heads x %lld, %lld cells: host %.3f ms, ours "
-                 "%.3f ms",
-                 (long long)kind->n_tokens, (long long)kind->n_heads, (long long)kind->n_kv_heads,
-                 (long long)kind->k_elems, (long long)kind->n_cells, (double)host_ns * 1e-6,
-                 (double)our_ns * 1e-6);
     }
     neap_attend_free(attend);
     free(data);
-    return ours;
+    return times;
+}
+
+/* All that the times hang on beside the device. */
+static void describe(const attn_kind *kind, int n_threads, char text[128]) {
+    snprintf(text, 128,
+             NEAP_VERSION " %s, %d threads: %s/%s, %lld/%lld heads x %lld/%lld, %lld tokens, %lld "
+                          "cells",
+             neap_attend_kernel(), n_threads, neap_host_fn.type_name(kind->k_type),
+             neap_host_fn.type_name(kind->v_type), (long long)kind->n_heads,
+             (long long)kind->n_kv_heads, (long long)kind->k_elems, (long long)kind->v_elems,
+             (long long)kind->n_tokens, (long long)kind->n_cells);
+}
+
+static bool choose(const struct ggml_tensor *node, const attn_kind *kind, ggml_backend_t cpu,
+                   int n_threads) {
+    neap_engine *engine = neap_plugin_engine();
+    neap_attention_times times;
+    char text[128];
+    describe(kind, n_threads, text);
+    bool known = neap_attention_recall(engine, text, &times);
+    if (!known) {
+        times = measure(node, kind, cpu, n_threads);
+    }
+    if (!known && times.our_ns != 0) {
+        neap_attention_keep(engine, text, &times);
+    }
+    neap_log(NEAP_LOG_INFO, "attention %s: host %.3f ms, ours %.3f ms%s", text,
+             (double)times.host_ns * 1e-6, (double)times.our_ns * 1e-6,
+             known ? " (device profile)" : "");
+    return times.host_ns == 0 || times.our_ns == 0 ||
+           times.host_ns * 100 >= times.our_ns * HOST_PERCENT;
 }
 
 bool neap_attend_choose(const struct ggml_tensor *node, ggml_backend_t cpu, int n_threads) {
@@ -146,7 +173,7 @@ bool neap_attend_choose(const struct ggml_tensor *node, ggml_backend_t cpu, int 
     if (i < n_choices) {
         ours = choices[i].ours;
     } else if (i < KINDS_MAX) {
-        ours = measure(node, &wanted, cpu, n_threads);
+        ours = choose(node, &wanted, cpu, n_threads);
         choices[n_choices++] = (choice){.kind = wanted, .ours = ours};
     }
     pthread_mutex_unlock(&lock);

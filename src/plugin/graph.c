@@ -5,6 +5,10 @@
  * the restore of all units it needs starts at once, in the order of the nodes, and each part runs
  * as soon as its own units are there.
  *
+ * Which experts a MUL_MAT_ID node reads shows when its ids are computed: where experts of a layer
+ * are away, the graph is cut before its first such node, and exactly the experts that the ids name
+ * are brought back.
+ *
  * Invariants
  *  1. No node runs before every unit that it reads is resident and every unit that it writes is
  *     resident and marked as written.
@@ -34,6 +38,9 @@ typedef struct access {
     neap_unit_id unit;       /* reads */
     neap_layer_cache *layer; /* of cells; NULL: weights */
     uint32_t stream, first, n;
+    const neap_weight *experts;    /* of which the ids name those that are read; NULL: of none */
+    const struct ggml_tensor *ids; /* [n_used, n_tokens] i32 */
+    int ids_node;                  /* computes the ids; -1: they are there from the start */
 } access;
 
 typedef struct backend_context {
@@ -67,6 +74,11 @@ static void push_access(backend_context *ctx, access entry) {
     ctx->accesses[ctx->n_accesses++] = entry;
 }
 
+/* Whether what reads the unit has to say so. */
+static bool is_listed(neap_unit_id unit) {
+    return neap_tracks_use(neap_plugin_engine()) || !neap_unit_resident(neap_plugin_engine(), unit);
+}
+
 typedef struct visit_context {
     backend_context *backend;
     int node;
@@ -81,7 +93,7 @@ static int push_read(neap_layer_cache *layer, uint32_t stream, uint32_t first, u
     for (uint32_t chunk = first / NEAP_CHUNK_CELLS; chunk <= (first + n - 1) / NEAP_CHUNK_CELLS;
          chunk++) {
         neap_unit_id unit = neap_kv_unit(layer->kv, stream, chunk);
-        if (unit != last && !neap_unit_resident(neap_plugin_engine(), unit) &&
+        if (unit != last && is_listed(unit) &&
             (!inside || neap_attend_reads(attend, visit->node, stream, chunk))) {
             push_access(visit->backend, (access){.node = visit->node,
                                                  .inside = inside,
@@ -113,7 +125,7 @@ static int push_rewrite(neap_layer_cache *layer, uint32_t stream, uint32_t first
     return 0;
 }
 
-static const struct ggml_tensor *rope_before(const struct ggml_tensor *tensor) {
+const struct ggml_tensor *neap_rope_before(const struct ggml_tensor *tensor) {
     for (int depth = 0; tensor != NULL && depth < 8; depth++) {
         neap_op op = neap_host_op(tensor->op);
         if (op == NEAP_OP_ROPE) {
@@ -139,7 +151,7 @@ static void push_set_rows(backend_context *ctx, int at, const struct ggml_tensor
     } else {
         ctx->n_tokens = (int)n;
     }
-    const struct ggml_tensor *rope = cache->is_v ? NULL : rope_before(node->src[0]);
+    const struct ggml_tensor *rope = cache->is_v ? NULL : neap_rope_before(node->src[0]);
     const int32_t *positions = rope != NULL && rope->src[1] != NULL && rope->src[1]->ne[0] >= n
                                    ? rope->src[1]->data
                                    : NULL;
@@ -208,7 +220,64 @@ static void collect_write(backend_context *ctx, int at, struct ggml_tensor *node
     neap_cache_view_cells(cache, node, push_rewrite, &visit);
 }
 
-static void collect_reads(backend_context *ctx, int at, const struct ggml_tensor *node) {
+/* Room for so many units. */
+static bool reserve_units(backend_context *ctx, size_t n) {
+    if (n <= ctx->cap_units) {
+        return true;
+    }
+    neap_unit_id *grown = realloc(ctx->units, 2 * n * sizeof *grown);
+    if (grown == NULL) {
+        return false;
+    }
+    ctx->units = grown;
+    ctx->cap_units = 2 * n;
+    return true;
+}
+
+/* Whether the node reads of this weight, its first source, the matrices that its ids name only. */
+static bool reads_by_ids(const struct ggml_tensor *node, const neap_weight *weight) {
+    const struct ggml_tensor *matrices = node->src[0], *ids = node->src[2];
+    return neap_host_op(node->op) == NEAP_OP_MUL_MAT_ID && weight->n_experts > 0 &&
+           matrices->data == weight->addr && matrices->nb[2] == weight->tensor->nb[2] &&
+           (size_t)matrices->ne[2] == weight->n_experts && ids->type == GGML_TYPE_I32;
+}
+
+/* The last node before this one that writes what the tensor shows; -1: none. */
+static int written_at(const struct ggml_cgraph *graph, int before,
+                      const struct ggml_tensor *shown) {
+    const struct ggml_tensor *root = shown->view_src != NULL ? shown->view_src : shown;
+    int at = before - 1;
+    for (; at >= 0; at--) {
+        const struct ggml_tensor *node = graph->nodes[at];
+        if ((node == root || node->view_src == root) && neap_host_op(node->op) != NEAP_OP_EMPTY) {
+            break;
+        }
+    }
+    return at;
+}
+
+static void collect_weight(backend_context *ctx, const struct ggml_cgraph *graph, int at, int src,
+                           const neap_weight *weight) {
+    const struct ggml_tensor *node = graph->nodes[at];
+    bool by_ids = src == 0 && reads_by_ids(node, weight);
+    for (size_t u = 0; u < weight->n_units; u++) {
+        if (!is_listed(weight->units[u])) {
+            continue;
+        }
+        if (by_ids) {
+            ctx->out_of_memory = ctx->out_of_memory || !reserve_units(ctx, weight->n_units);
+            push_access(ctx, (access){.node = at,
+                                      .experts = weight,
+                                      .ids = node->src[2],
+                                      .ids_node = written_at(graph, at, node->src[2])});
+            return;
+        }
+        push_access(ctx, (access){.node = at, .unit = weight->units[u]});
+    }
+}
+
+static void collect_reads(backend_context *ctx, const struct ggml_cgraph *graph, int at) {
+    const struct ggml_tensor *node = graph->nodes[at];
     for (int i = 0; i < GGML_MAX_SRC; i++) {
         const struct ggml_tensor *src = node->src[i];
         neap_buffer *buffer = src != NULL ? neap_buffer_of(src) : NULL;
@@ -217,10 +286,8 @@ static void collect_reads(backend_context *ctx, int at, const struct ggml_tensor
         }
         if (buffer->role == NEAP_ROLE_WEIGHTS) {
             const neap_weight *weight = neap_weights_find(buffer, src->data);
-            for (size_t u = 0; weight != NULL && u < weight->n_units; u++) {
-                if (!neap_unit_resident(neap_plugin_engine(), weight->units[u])) {
-                    push_access(ctx, (access){.node = at, .unit = weight->units[u]});
-                }
+            if (weight != NULL) {
+                collect_weight(ctx, graph, at, i, weight);
             }
             continue;
         }
@@ -243,7 +310,7 @@ static void collect(backend_context *ctx, const struct ggml_cgraph *graph, bool 
             continue;
         }
         if (!all_resident) {
-            collect_reads(ctx, i, node);
+            collect_reads(ctx, graph, i);
         }
         collect_write(ctx, i, node);
     }
@@ -268,8 +335,45 @@ static uint32_t last_chunk(const access *entry) {
     return (entry->first + entry->n - 1) / NEAP_CHUNK_CELLS;
 }
 
-static bool is_ready(const access *entry) {
+/* Of the experts that the ids name, those to be listed, each once, into ctx->units; -> how many.
+ * The ids have been computed. */
+static size_t list_experts(backend_context *ctx, const access *entry) {
+    const neap_weight *weight = entry->experts;
+    const struct ggml_tensor *ids = entry->ids;
+    size_t n = 0;
+    for (size_t expert = 0; expert < weight->n_units; expert++) {
+        ctx->units[expert] = NEAP_UNIT_NONE;
+    }
+    for (int64_t token = 0; token < ids->ne[1]; token++) {
+        for (int64_t i = 0; i < ids->ne[0]; i++) {
+            int32_t expert;
+            memcpy(&expert,
+                   (const char *)ids->data + (size_t)token * ids->nb[1] + (size_t)i * ids->nb[0],
+                   sizeof expert);
+            if (expert >= 0 && (size_t)expert < weight->n_units) {
+                ctx->units[expert] = weight->units[expert];
+            }
+        }
+    }
+    for (size_t expert = 0; expert < weight->n_units; expert++) {
+        neap_unit_id unit = ctx->units[expert];
+        if (unit != NEAP_UNIT_NONE && is_listed(unit)) {
+            ctx->units[n++] = unit;
+        }
+    }
+    return n;
+}
+
+/* Whether the entry needs no waiting in a part that began at this node. */
+static bool is_ready(backend_context *ctx, const access *entry, int begin) {
     neap_engine *engine = neap_plugin_engine();
+    if (entry->experts != NULL) {
+        size_t n = entry->ids_node < begin ? list_experts(ctx, entry) : 0, n_resident = 0;
+        while (n_resident < n && neap_unit_resident(engine, ctx->units[n_resident])) {
+            n_resident++;
+        }
+        return entry->ids_node < begin && n_resident == n;
+    }
     if (!entry->is_write) {
         return neap_unit_resident(engine, entry->unit);
     }
@@ -281,17 +385,27 @@ static bool is_ready(const access *entry) {
     return true;
 }
 
-static int try_ready(const access *entry) {
-    return entry->is_write ? neap_kv_write(entry->layer->kv, entry->stream, entry->first, entry->n,
-                                           entry->whole)
-                           : neap_wait(neap_plugin_engine(), entry->unit);
+/* All of them start before the first is waited for. */
+static int fetch_experts(backend_context *ctx, const access *entry) {
+    size_t n = list_experts(ctx, entry);
+    int err = neap_need(neap_plugin_engine(), ctx->units, n);
+    for (size_t i = 0; i < n && err == 0; i++) {
+        err = neap_wait(neap_plugin_engine(), ctx->units[i]);
+    }
+    return err;
+}
+
+static int try_ready(backend_context *ctx, const access *entry) {
+    return entry->experts != NULL ? fetch_experts(ctx, entry)
+           : entry->is_write      ? neap_kv_write(entry->layer->kv, entry->stream, entry->first,
+                                                  entry->n, entry->whole)
+                                  : neap_wait(neap_plugin_engine(), entry->unit);
 }
 
 /* A loss fails the request only if its attention would read what is lost: cells that this graph
  * writes anew, or that its mask hides, are no matter. What stays lost is marked either way. */
-static int make_ready(const backend_context *ctx, const struct ggml_cgraph *graph,
-                      const access *entry) {
-    int err = try_ready(entry);
+static int make_ready(backend_context *ctx, const struct ggml_cgraph *graph, const access *entry) {
+    int err = try_ready(ctx, entry);
     if (err != NEAP_E_LOST || entry->layer == NULL) {
         return err;
     }
@@ -302,23 +416,20 @@ static int make_ready(const backend_context *ctx, const struct ggml_cgraph *grap
             neap_lost_unmark(other->layer, other->stream, other->first, other->n);
         }
     }
-    return neap_lost_visible(graph) ? NEAP_E_LOST : try_ready(entry);
+    return neap_lost_visible(graph) ? NEAP_E_LOST : try_ready(ctx, entry);
 }
 
-/* Tells the engine what the graph needs, in the order of its nodes. */
+/* Tells the engine what the graph needs, in the order of its nodes; experts are not known yet. */
 static int announce(backend_context *ctx) {
     size_t n = 0;
     for (size_t i = 0; i < ctx->n_accesses; i++) {
         const access *entry = &ctx->accesses[i];
+        if (entry->experts != NULL) {
+            continue;
+        }
         size_t more = entry->is_write ? last_chunk(entry) - first_chunk(entry) + 1 : 1;
-        if (n + more > ctx->cap_units) {
-            size_t cap = 2 * (n + more);
-            neap_unit_id *grown = realloc(ctx->units, cap * sizeof *grown);
-            if (grown == NULL) {
-                return -ENOMEM;
-            }
-            ctx->units = grown;
-            ctx->cap_units = cap;
+        if (!reserve_units(ctx, n + more)) {
+            return -ENOMEM;
         }
         if (!entry->is_write) {
             ctx->units[n++] = entry->unit;
@@ -332,7 +443,7 @@ static int announce(backend_context *ctx) {
 }
 
 /* After a loss: what else is lost shows now, and not in one failed request after the other. */
-static void find_all_losses(const backend_context *ctx, const struct ggml_cgraph *graph, int node) {
+static void find_all_losses(backend_context *ctx, const struct ggml_cgraph *graph, int node) {
     for (size_t next = 0; next < ctx->n_accesses; next++) {
         if (ctx->accesses[next].node >= node && ctx->accesses[next].layer != NULL) {
             make_ready(ctx, graph, &ctx->accesses[next]);
@@ -358,7 +469,8 @@ static enum ggml_status compute_as_restored(backend_context *ctx, const struct g
                 if (ctx->accesses[next].inside) {
                     continue;
                 }
-                if (end > begin && !is_ready(&ctx->accesses[next]) && !is_fused_tail(graph, end)) {
+                if (end > begin && !is_ready(ctx, &ctx->accesses[next], begin) &&
+                    !is_fused_tail(graph, end)) {
                     stop = true;
                     break;
                 }
@@ -385,6 +497,27 @@ static enum ggml_status compute_as_restored(backend_context *ctx, const struct g
     return GGML_STATUS_SUCCESS;
 }
 
+/* Cut before each attention, whose layer is written down there. */
+static enum ggml_status compute_captured(backend_context *ctx, const struct ggml_cgraph *graph,
+                                         int *ret_err) {
+    int begin = 0;
+    for (int at = 0; at < graph->n_nodes; at++) {
+        if (neap_host_op(graph->nodes[at]->op) != NEAP_OP_FLASH_ATTN) {
+            continue;
+        }
+        enum ggml_status status = compute_range(ctx, graph, begin, at);
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+        *ret_err = neap_capture_attention(graph, at);
+        if (*ret_err != 0) {
+            return GGML_STATUS_FAILED;
+        }
+        begin = at;
+    }
+    return compute_range(ctx, graph, begin, graph->n_nodes);
+}
+
 static enum ggml_status compute_resident(backend_context *ctx, const struct ggml_cgraph *graph,
                                          int *ret_err) {
     for (size_t i = 0; i < ctx->n_accesses; i++) {
@@ -393,7 +526,8 @@ static enum ggml_status compute_resident(backend_context *ctx, const struct ggml
             return GGML_STATUS_FAILED;
         }
     }
-    return compute_range(ctx, graph, 0, graph->n_nodes);
+    return neap_capture_on() ? compute_captured(ctx, graph, ret_err)
+                             : compute_range(ctx, graph, 0, graph->n_nodes);
 }
 
 /* ---- around a graph ---- */
@@ -465,7 +599,8 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend, struct ggm
         return GGML_STATUS_FAILED;
     }
     neap_use_begin(engine, NEAP_USE_COMPUTE);
-    bool all_resident = neap_all_resident(engine);
+    /* A policy that goes by use wants to know what the graph needs anyway. */
+    bool all_resident = neap_all_resident(engine) && !neap_tracks_use(engine);
     const neap_attend_job job = {
         .cpu = ctx->cpu, .n_threads = ctx->n_threads, .all_resident = all_resident};
     err = neap_attend_plan(ctx->attend, graph, &job);

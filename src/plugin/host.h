@@ -22,6 +22,8 @@ typedef struct neap_host {
     int64_t (*blck_size)(enum ggml_type);
     size_t (*type_size)(enum ggml_type);
     const char *(*op_name)(enum ggml_op);
+    const char *(*type_name)(enum ggml_type);
+    const struct ggml_type_traits *(*get_type_traits)(enum ggml_type);
     struct ggml_threadpool_params (*threadpool_params_default)(int);
     struct gguf_context *(*gguf_init_from_file)(const char *, struct gguf_init_params);
     void (*gguf_free)(struct gguf_context *);
@@ -40,6 +42,8 @@ typedef enum neap_op {
     NEAP_OP_EMPTY,
     NEAP_OP_SET_ROWS,
     NEAP_OP_ROPE,
+    NEAP_OP_ADD,
+    NEAP_OP_GET_ROWS,
     NEAP_OP_MUL,
     NEAP_OP_RMS_NORM,
     NEAP_OP_MUL_MAT,

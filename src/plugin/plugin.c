@@ -96,6 +96,7 @@ static const char *profile_path(const char *swap_dir, char *path, size_t cap) {
 static void create_engine(void) {
     char profile[PATH_MAX];
     neap_attend_choice = env_attend();
+    neap_capture_open(env_text("NEAP_CAPTURE"));
     neap_options options = {
         .program = program_invocation_short_name,
         .codec = env_text("NEAP_CODEC"),
@@ -110,6 +111,10 @@ static void create_engine(void) {
         .pressure_write = env_text("MEMORY_PRESSURE_WRITE"),
     };
     env_write_behind(&options);
+    uint64_t long_cells = env_bytes("NEAP_ATTN_CELLS"); /* neap bench attn */
+    if (long_cells > 0 && long_cells <= 1 << 20) {
+        neap_attend_long_cells = (int64_t)long_cells;
+    }
     options.profile = profile_path(options.swap_dir, profile, sizeof profile);
     if (neap_attend_choice == NEAP_ATTEND_OPENCL) {
         neap_attend_open_device(&options);

@@ -10,6 +10,7 @@
  *   attend.c   attention nodes that our own kernels compute
  *   attend_choice.c  which of them, by measurement
  *   mask.c     what an attention mask shows
+ *   capture.c  writes what calibration needs (NEAP_CAPTURE)
  *   lost.c     cells that could not be brought back are never read
  *
  * Threads    a buffer's tables are filled while the model loads (one thread) and constant from
@@ -41,8 +42,9 @@ typedef struct neap_weight {
     bool in_place; /* lies at its file offset modulo pages: may be read back directly */
     bool viewed;   /* has views: must not move */
     bool filled;
+    size_t n_experts;    /* units[e] holds expert e; 0: every unit is needed to read it */
     neap_unit_id *units; /* its layer's unit, or several for one large tensor */
-    size_t n_units;      /* 0: always resident */
+    size_t n_units;      /* what lies beyond them is always resident */
 } neap_weight;
 
 /* One cache tensor (cache_k_l7, cache_v_l7). */
@@ -65,6 +67,7 @@ typedef struct neap_layer_cache {
     neap_kv *kv;
     int32_t *positions; /* [n_streams * n_cells] position of each cell, -1 unknown */
     uint8_t *lost;      /* [n_streams * n_cells] 1: content lost, must not be read; NULL: none */
+    bool captured;      /* capture.c has written what it is */
 } neap_layer_cache;
 
 typedef struct neap_shadow {
@@ -198,10 +201,20 @@ bool neap_attend_reads(const neap_attend *attend, int node, uint32_t stream, uin
 /* First error of the planned nodes in [begin, end) of the graph, or 0; and its node. */
 int neap_attend_result(const neap_attend *attend, int begin, int end, int *ret_node);
 
-/* attend_choice.c: whether our kernels are to compute this node (which they can). */
+/* attend_choice.c */
+extern int64_t neap_attend_long_cells; /* the long context that is timed; set before first graph */
+/* Whether our kernels are to compute this node (which they can). */
 bool neap_attend_choose(const struct ggml_tensor *node, ggml_backend_t cpu, int n_threads);
 
+/* capture.c: off, and then never called for, unless a path was given. */
+void neap_capture_open(const char *path);
+bool neap_capture_on(void);
+/* The attention node of this index is computed next. Fails: -EIO (said). */
+int neap_capture_attention(const struct ggml_cgraph *graph, int at);
+
 /* graph.c */
+/* The ROPE that this tensor comes from; NULL: none. */
+const struct ggml_tensor *neap_rope_before(const struct ggml_tensor *tensor);
 ggml_backend_t neap_backend_create(ggml_backend_dev_t device);
 void neap_backend_set_n_threads(ggml_backend_t backend, int n_threads);
 void neap_backend_set_abort(ggml_backend_t backend, ggml_abort_callback callback, void *data);

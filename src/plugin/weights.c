@@ -6,8 +6,9 @@
  * is known from the loader's questions) are written by the host's own repacking callback and point
  * to a shadow buffer of the host's type, so that its kernels recognise them.
  *
- * Units. One a layer; small tensors (norms, biases) stay resident, so a graph can always be cut
- * before a matrix product and never inside a fused norm. */
+ * Units. One a layer, and one for each expert of a layer, which is its slice of every tensor that
+ * products read by expert (MUL_MAT_ID); small tensors (norms, biases) stay resident, so a graph can
+ * always be cut before a matrix product and never inside a fused norm. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@
 #include "vm.h"
 
 enum {
-    SMALL_BYTES = 64 * 1024, /* smaller tensors are always resident */
+    SMALL_BYTES = 64 * 1024, /* smaller tensors are always resident, smaller experts never apart */
     SPLIT_BYTES = 16 * 1024 * 1024,
 };
 
@@ -29,7 +30,8 @@ enum {
 typedef struct noted_op {
     char name[GGML_MAX_NAME];
     int type;
-    bool matrix; /* read by a matrix product only */
+    bool matrix;    /* read by a matrix product only */
+    bool by_expert; /* by one that chooses among its matrices */
     ggml_backend_buffer_type_t extra;
 } noted_op;
 
@@ -86,7 +88,10 @@ void neap_weights_note_op(const struct ggml_tensor *op) {
             }
             note = &notes[n_notes++];
         }
-        *note = (noted_op){.type = (int)src->type, .matrix = matrix, .extra = extra};
+        *note = (noted_op){.type = (int)src->type,
+                           .matrix = matrix,
+                           .by_expert = matrix && kind == NEAP_OP_MUL_MAT_ID,
+                           .extra = extra};
         snprintf(note->name, sizeof note->name, "%s", src->name);
         pthread_mutex_unlock(&notes_lock);
     }
@@ -280,20 +285,22 @@ int neap_weights_get(neap_buffer *buffer, const struct ggml_tensor *tensor, void
 
 /* ---- units ---- */
 
-/* Writes a repacked tensor again from the file, as at load. */
+/* Writes a repacked tensor, or one expert of it, again from the file, as at load. */
 static int rebuild(void *ctx, void *addr, size_t len) {
-    (void)len;
     neap_weight *weight = ctx;
     neap_buffer *buffer = neap_buffer_of(weight->tensor);
-    size_t size = neap_host_fn.nbytes(weight->tensor);
+    struct ggml_tensor part = *weight->tensor;
+    part.data = addr;
+    part.ne[2] = len == weight->len ? part.ne[2] : 1;
+    size_t size = neap_host_fn.nbytes(&part);
     void *raw = malloc(size);
     if (raw == NULL) {
         return -ENOMEM;
     }
-    int err = addr == weight->addr ? get_from_file(weight, raw, 0, size) : NEAP_E_BOUND;
+    int err = get_from_file(weight, raw, (size_t)((char *)addr - weight->addr), size);
     if (err == 0) {
         neap_shadow *shadow = shadow_for(buffer, weight->extra);
-        shadow->donor->iface.set_tensor(shadow->donor, weight->tensor, raw, 0, size);
+        shadow->donor->iface.set_tensor(shadow->donor, &part, raw, 0, size);
     }
     free(raw);
     return err;
@@ -315,11 +322,27 @@ static bool evictable(const neap_weight *weight) {
            note.matrix;
 }
 
-static neap_weight_extent extent_of(neap_weight *weight) {
-    neap_weight_extent extent = {.addr = weight->addr, .len_bytes = weight->len};
+/* Repacked forms known to hold every expert in its own bytes; others may not. */
+static bool keeps_experts_apart(ggml_backend_buffer_type_t extra) {
+    return extra == NULL || strcmp(extra->iface.get_name(extra), "CPU_REPACK") == 0;
+}
+
+/* 0: the tensor is no set of experts, or they cannot be units. */
+static size_t count_experts(const neap_weight *weight) {
+    const struct ggml_tensor *tensor = weight->tensor;
+    noted_op note;
+    bool apart = layer_of(tensor->name) >= 0 && tensor->ne[2] > 1 && evictable(weight) &&
+                 get_note(tensor, &note) && note.by_expert && tensor->nb[2] >= SMALL_BYTES &&
+                 weight->len == tensor->nb[2] * (size_t)tensor->ne[2] &&
+                 keeps_experts_apart(weight->extra);
+    return apart ? (size_t)tensor->ne[2] : 0;
+}
+
+static neap_weight_extent extent_of(neap_weight *weight, size_t at, size_t len) {
+    neap_weight_extent extent = {.addr = weight->addr + at, .len_bytes = len};
     if (weight->in_place) {
         extent.path = weight->path;
-        extent.file_offset = weight->file_offset;
+        extent.file_offset = weight->file_offset + at;
     } else if (weight->extra != NULL && weight->path != NULL) {
         extent.rebuild = rebuild;
         extent.rebuild_ctx = weight;
@@ -327,8 +350,9 @@ static neap_weight_extent extent_of(neap_weight *weight) {
     return extent;
 }
 
-static bool in_layer(const neap_weight *weight, int layer) {
-    return weight->n_units == 0 && layer_of(weight->tensor->name) == layer && evictable(weight);
+static bool in_layer(const neap_weight *weight, int layer, size_t n_experts) {
+    return weight->n_units == 0 && layer_of(weight->tensor->name) == layer &&
+           weight->n_experts == n_experts && evictable(weight);
 }
 
 static int set_units(neap_weight *weight, const neap_unit_id *units, size_t n) {
@@ -347,48 +371,58 @@ static void report_resident(int err, const char *what) {
     }
 }
 
-/* Forms the unit of one layer from its weights. */
-static void add_layer_unit(neap_buffer *buffer, int layer, int order) {
-    neap_weight_extent *extents = calloc(buffer->n_weights, sizeof *extents);
+/* Those of a layer's weights that have so many experts, each address once; -> how many. */
+static size_t list_layer(neap_buffer *buffer, int layer, size_t n_experts, neap_weight **list) {
     size_t n = 0;
-    const char *last = NULL;
-    for (size_t i = 0; extents != NULL && i < buffer->n_weights; i++) {
+    for (size_t i = 0; i < buffer->n_weights; i++) {
         neap_weight *weight = &buffer->weights[i];
-        if (in_layer(weight, layer) && weight->addr != last) {
-            extents[n++] = extent_of(weight);
-            last = weight->addr;
+        if (in_layer(weight, layer, n_experts) && (n == 0 || weight->addr != list[n - 1]->addr)) {
+            list[n++] = weight;
         }
     }
-    neap_unit_id unit;
-    int err = n > 0 ? neap_weights_add(neap_plugin_engine(), order, extents, n, &unit) : -ENOENT;
+    return n;
+}
+
+/* Forms the units of one layer: of its experts, or (0 of them) the one of its other weights. */
+static void add_layer_units(neap_buffer *buffer, int layer, size_t n_experts) {
+    neap_weight **list = calloc(buffer->n_weights, sizeof(neap_weight *));
+    neap_weight_extent *extents = calloc(buffer->n_weights, sizeof *extents);
+    size_t n_units = n_experts > 0 ? n_experts : 1, done = 0;
+    neap_unit_id *units = calloc(n_units, sizeof *units);
+    int err = list == NULL || extents == NULL || units == NULL ? -ENOMEM : 0;
+    size_t n = err == 0 ? list_layer(buffer, layer, n_experts, list) : 0;
+    while (err == 0 && n > 0 && done < n_units) {
+        for (size_t i = 0; i < n; i++) {
+            size_t len = list[i]->len / n_units;
+            extents[i] = extent_of(list[i], done * len, len);
+        }
+        err = neap_weights_add(neap_plugin_engine(), layer, extents, n, &units[done]);
+        done += err == 0;
+    }
     report_resident(err, "a layer");
-    for (size_t i = 0; err == 0 && i < buffer->n_weights; i++) {
-        neap_weight *weight = &buffer->weights[i];
-        if (in_layer(weight, layer)) {
-            err = set_units(weight, &unit, 1);
+    for (size_t i = 0; done > 0 && i < buffer->n_weights; i++) {
+        if (in_layer(&buffer->weights[i], layer, n_experts)) {
+            set_units(&buffer->weights[i], units, done);
         }
     }
+    free(units);
     free(extents);
+    free(list);
 }
 
 /* A large tensor outside the layers (the output matrix) becomes several units, so that little can
  * be taken of it, and what comes back first is not the whole. */
 static void add_split_units(neap_buffer *buffer, size_t index, int order) {
     neap_weight *weight = &buffer->weights[index];
-    neap_weight_extent whole = extent_of(weight);
-    size_t n = whole.path != NULL ? (whole.len_bytes + SPLIT_BYTES - 1) / SPLIT_BYTES : 1, done = 0;
+    size_t step = weight->in_place ? SPLIT_BYTES : weight->len;
+    size_t n = (weight->len + step - 1) / step, done = 0;
     neap_unit_id *units = calloc(n, sizeof *units);
     int err = units == NULL ? -ENOMEM : 0;
-    for (; err == 0 && done < n; done++) {
-        neap_weight_extent part = whole;
-        if (n > 1) {
-            size_t at = done * (size_t)SPLIT_BYTES;
-            part.addr = (char *)whole.addr + at;
-            part.file_offset += at;
-            part.len_bytes =
-                whole.len_bytes - at < SPLIT_BYTES ? whole.len_bytes - at : SPLIT_BYTES;
-        }
+    while (err == 0 && done < n) {
+        size_t at = done * step, left = weight->len - at;
+        neap_weight_extent part = extent_of(weight, at, left < step ? left : step);
         err = neap_weights_add(neap_plugin_engine(), order, &part, 1, &units[done]);
+        done += err == 0;
     }
     report_resident(err, "the output matrix");
     /* A tied tensor appears twice at one address. */
@@ -410,12 +444,19 @@ void neap_weights_finish(neap_buffer *buffer) {
     for (size_t i = 0; i < buffer->n_weights; i++) {
         int layer = layer_of(buffer->weights[i].tensor->name);
         last_layer = layer > last_layer ? layer : last_layer;
+        buffer->weights[i].n_experts = count_experts(&buffer->weights[i]);
     }
     for (int layer = 0; layer <= last_layer; layer++) {
-        add_layer_unit(buffer, layer, layer);
+        add_layer_units(buffer, layer, 0);
+        for (size_t i = 0; i < buffer->n_weights; i++) {
+            const neap_weight *weight = &buffer->weights[i];
+            if (weight->n_experts > 0 && in_layer(weight, layer, weight->n_experts)) {
+                add_layer_units(buffer, layer, weight->n_experts);
+            }
+        }
     }
     for (size_t i = 0; i < buffer->n_weights; i++) {
-        if (in_layer(&buffer->weights[i], -1)) {
+        if (in_layer(&buffer->weights[i], -1, 0)) {
             add_split_units(buffer, i, last_layer + 1);
         }
     }

@@ -2,8 +2,13 @@
  *   partial-offload   mzCache's baseline: whole layers, weights and chunks together, from the back,
  *                     to storage; a request waits for all of them
  *   memory-only, storage-only   hybrid's stages with all chunks on one path
- *   forward-out, random-out     hybrid's placement in another order (section 4.4); the random one
- *                               is a fixed hash of the unit's id */
+ *   forward-out, random-out, lru   hybrid's placement in another order (section 4.4); the random
+ *                               one is a fixed hash of the unit's id
+ *   random-out-layers           random-out, and an attention waits for all chunks of its layer, as
+ *                               in the paper: some chunks of every layer being away, what beginning
+ *                               on those that are there gains
+ *   mz-no, mz-ar, mz-rp         hybrid with less overlap of allocation, reload and prefill (section
+ *                               6.3): none, the first two, the last two; hybrid itself is mz-arp */
 #include <stdlib.h>
 
 #include "policy_int.h"
@@ -49,6 +54,10 @@ static size_t plan_random_out(const neap_policy_input *input, neap_step *steps,
     return neap_plan_staged(input, steps, ret_stage, NEAP_ORDER_RANDOM, NEAP_PLACE_BALANCED);
 }
 
+static size_t plan_lru(const neap_policy_input *input, neap_step *steps, neap_stage *ret_stage) {
+    return neap_plan_staged(input, steps, ret_stage, NEAP_ORDER_USE, NEAP_PLACE_BALANCED);
+}
+
 static size_t plan_memory_only(const neap_policy_input *input, neap_step *steps,
                                neap_stage *ret_stage) {
     return neap_plan_staged(input, steps, ret_stage, NEAP_ORDER_BACKWARD, NEAP_PLACE_MEMORY);
@@ -61,6 +70,8 @@ static size_t plan_storage_only(const neap_policy_input *input, neap_step *steps
 
 const neap_policy neap_policy_partial_offload = {
     .name = "partial-offload",
+    .allocate_first = true,
+    .sequential = true,
     .clean_storage = true,
     .plan = plan_partial_offload,
 };
@@ -75,6 +86,38 @@ const neap_policy neap_policy_random_out = {
     .name = "random-out",
     .overlap = true,
     .plan = plan_random_out,
+};
+
+const neap_policy neap_policy_random_out_layers = {
+    .name = "random-out-layers",
+    .overlap = true,
+    .whole_layers = true,
+    .plan = plan_random_out,
+};
+
+const neap_policy neap_policy_lru = {
+    .name = "lru",
+    .overlap = true,
+    .by_use = true,
+    .plan = plan_lru,
+};
+
+const neap_policy neap_policy_mz_no = {
+    .name = "mz-no",
+    .allocate_first = true,
+    .plan = neap_plan_hybrid,
+};
+
+const neap_policy neap_policy_mz_ar = {
+    .name = "mz-ar",
+    .plan = neap_plan_hybrid,
+};
+
+const neap_policy neap_policy_mz_rp = {
+    .name = "mz-rp",
+    .overlap = true,
+    .allocate_first = true,
+    .plan = neap_plan_hybrid,
 };
 
 const neap_policy neap_policy_memory_only = {

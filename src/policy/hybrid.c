@@ -53,7 +53,10 @@ int neap_order_compare(const void *a, const void *b, void *context) {
     const neap_policy_unit *y = &c->input->units[((const neap_step *)b)->id];
     if (c->order == NEAP_ORDER_RANDOM && hash(x->id) != hash(y->id))
         return hash(x->id) < hash(y->id) ? -1 : 1;
-    int sign = c->order == NEAP_ORDER_FORWARD ? -1 : 1; /* of "the rearmost first" */
+    if (c->order == NEAP_ORDER_USE && x->last_use != y->last_use)
+        return x->last_use < y->last_use ? -1 : 1;
+    const bool foremost = c->order == NEAP_ORDER_FORWARD || c->order == NEAP_ORDER_USE;
+    int sign = foremost ? -1 : 1; /* of "the rearmost first" */
     if (x->layer != y->layer) return x->layer > y->layer ? -sign : sign;
     if (x->is_kv != y->is_kv) return x->is_kv ? 1 : -1;
     if (x->stream != y->stream) return x->stream > y->stream ? -sign : sign;
@@ -208,12 +211,12 @@ size_t neap_plan_staged(const neap_policy_input *input, neap_step *steps, neap_s
     return p.n_steps;
 }
 
-static size_t plan_hybrid(const neap_policy_input *input, neap_step *steps, neap_stage *ret_stage) {
+size_t neap_plan_hybrid(const neap_policy_input *input, neap_step *steps, neap_stage *ret_stage) {
     return neap_plan_staged(input, steps, ret_stage, NEAP_ORDER_BACKWARD, NEAP_PLACE_BALANCED);
 }
 
 const neap_policy neap_policy_hybrid = {
     .name = "hybrid",
     .overlap = true,
-    .plan = plan_hybrid,
+    .plan = neap_plan_hybrid,
 };

@@ -6,8 +6,17 @@
 #include "policy_int.h"
 
 static const neap_policy *const policies[] = {
-    &neap_policy_hybrid,       &neap_policy_partial_offload, &neap_policy_memory_only,
-    &neap_policy_storage_only, &neap_policy_forward_out,     &neap_policy_random_out,
+    &neap_policy_hybrid,
+    &neap_policy_partial_offload,
+    &neap_policy_memory_only,
+    &neap_policy_storage_only,
+    &neap_policy_forward_out,
+    &neap_policy_random_out,
+    &neap_policy_lru,
+    &neap_policy_mz_no,
+    &neap_policy_mz_ar,
+    &neap_policy_mz_rp,
+    &neap_policy_random_out_layers,
 };
 
 const neap_policy *neap_policy_at(size_t i) {

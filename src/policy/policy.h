@@ -25,6 +25,7 @@ typedef struct neap_policy_unit {
     uint64_t raw_bytes;     /* bytes to restore */
     uint64_t encoded_bytes; /* expected size on the stack; 0 for weights */
     uint64_t stored_bytes;  /* expected size on storage; 0: raw_bytes */
+    uint64_t last_use;      /* number of the last graph that needed it; 0: none, or not counted */
 } neap_policy_unit;
 
 typedef struct neap_policy_input {
@@ -47,8 +48,12 @@ typedef struct neap_step {
 
 typedef struct neap_policy {
     const char *name;
-    bool overlap;       /* compute starts while units are still on their way */
-    bool clean_storage; /* KV goes to storage uncompressed */
+    bool overlap;        /* compute starts while units are still on their way */
+    bool allocate_first; /* the pages of all are committed before any is filled */
+    bool sequential;     /* one thread fills them, one after the other */
+    bool clean_storage;  /* KV goes to storage uncompressed */
+    bool whole_layers;   /* an attention begins when all chunks of its layer are back */
+    bool by_use;         /* plan wants last_use */
     /* Fills steps (room for 2 * n) in the order of execution until their expected release reaches
      * the target or nothing is left; returns their number and the stage reached. */
     size_t (*plan)(const neap_policy_input *input, neap_step *steps, neap_stage *ret_stage);

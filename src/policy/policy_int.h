@@ -5,7 +5,12 @@
 
 #include "policy.h"
 
-typedef enum neap_order { NEAP_ORDER_BACKWARD, NEAP_ORDER_FORWARD, NEAP_ORDER_RANDOM } neap_order;
+typedef enum neap_order {
+    NEAP_ORDER_BACKWARD,
+    NEAP_ORDER_FORWARD,
+    NEAP_ORDER_RANDOM,
+    NEAP_ORDER_USE, /* least recently used first; what one graph needed, in the order of need */
+} neap_order;
 typedef enum neap_placement {
     NEAP_PLACE_BALANCED, /* Algorithm 1 */
     NEAP_PLACE_MEMORY,   /* every chunk that the codec makes smaller goes to memory */
@@ -24,6 +29,10 @@ typedef struct neap_order_context {
 } neap_order_context;
 int neap_order_compare(const void *a, const void *b, void *context);
 
+/* As neap_policy.plan: the whole of Algorithm 1, backward-out. */
+size_t neap_plan_hybrid(const neap_policy_input *input, neap_step *steps, neap_stage *ret_stage);
+
 extern const neap_policy neap_policy_hybrid, neap_policy_partial_offload, neap_policy_forward_out,
-    neap_policy_random_out, neap_policy_memory_only, neap_policy_storage_only;
+    neap_policy_random_out, neap_policy_lru, neap_policy_memory_only, neap_policy_storage_only,
+    neap_policy_mz_no, neap_policy_mz_ar, neap_policy_mz_rp, neap_policy_random_out_layers;
 #endif

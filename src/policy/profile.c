@@ -5,6 +5,7 @@
  * per cent at best. */
 #include "profile.h"
 
+#include <errno.h>
 #include <math.h>
 #include <string.h>
 
@@ -48,6 +49,31 @@ void neap_profile_model_put(neap_profile *profile, const neap_profile_model *mod
         profile->n_models--;
     }
     profile->models[profile->n_models++] = *model;
+}
+
+const neap_profile_attention *neap_profile_attention_find(const neap_profile *profile,
+                                                          const char *kind) {
+    for (size_t i = 0; i < profile->n_attentions; i++)
+        if (strcmp(profile->attentions[i].kind, kind) == 0) return &profile->attentions[i];
+    return NULL;
+}
+
+int neap_profile_attention_put(neap_profile *profile, const char *kind,
+                               neap_attention_times times) {
+    neap_profile_attention entry = {.times = times};
+    const size_t len = strlen(kind);
+    if (len == 0 || len >= sizeof entry.kind) return -EINVAL;
+    memcpy(entry.kind, kind, len);
+    size_t i = 0;
+    while (i < profile->n_attentions && strcmp(profile->attentions[i].kind, kind) != 0)
+        i++;
+    if (i == NEAP_PROFILE_ATTENTIONS) {
+        i--;
+        memmove(profile->attentions, profile->attentions + 1, i * sizeof *profile->attentions);
+    }
+    if (i >= profile->n_attentions) profile->n_attentions = i + 1;
+    profile->attentions[i] = entry;
+    return 0;
 }
 
 /* ---- storage ---- */

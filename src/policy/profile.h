@@ -24,6 +24,7 @@ enum {
     NEAP_PROFILE_CODECS = 8,
     NEAP_PROFILE_THREADS = 16,
     NEAP_PROFILE_MODELS = 32,
+    NEAP_PROFILE_ATTENTIONS = 64,
 };
 extern const uint32_t neap_profile_sizes[NEAP_PROFILE_SIZES];   /* bytes of a request, rising */
 extern const uint32_t neap_profile_depths[NEAP_PROFILE_DEPTHS]; /* requests in flight, rising */
@@ -44,6 +45,12 @@ typedef struct neap_profile_model {
     uint64_t decode_ns;      /* of one layer, for one token alone */
 } neap_profile_model;
 
+/* One kind of attention, timed once by each kernel. */
+typedef struct neap_profile_attention {
+    char kind[128]; /* whatever tells kinds apart, as text */
+    neap_attention_times times;
+} neap_profile_attention;
+
 typedef struct neap_profile {
     bool is_direct; /* reads went around the page cache */
     uint64_t read_bps[NEAP_PROFILE_SIZES][NEAP_PROFILE_DEPTHS];
@@ -53,6 +60,8 @@ typedef struct neap_profile {
     neap_profile_codec codecs[NEAP_PROFILE_CODECS];
     size_t n_models;
     neap_profile_model models[NEAP_PROFILE_MODELS];
+    size_t n_attentions;
+    neap_profile_attention attentions[NEAP_PROFILE_ATTENTIONS];
 } neap_profile;
 
 /* The codec's entry; NULL when there is none. The second adds it: NULL when full or no name. */
@@ -60,6 +69,10 @@ const neap_profile_codec *neap_profile_codec_find(const neap_profile *profile, c
 neap_profile_codec *neap_profile_codec_add(neap_profile *profile, const char *name);
 /* Replaces the model of the same digest, else adds it; when full the oldest one goes. */
 void neap_profile_model_put(neap_profile *profile, const neap_profile_model *model);
+/* The same by kind; -EINVAL for a kind that is empty or too long. */
+int neap_profile_attention_put(neap_profile *profile, const char *kind, neap_attention_times times);
+const neap_profile_attention *neap_profile_attention_find(const neap_profile *profile,
+                                                          const char *kind);
 
 /* ---- what storage does ---- */
 

@@ -257,13 +257,26 @@ uint32_t neap_pool_kv_used(const neap_kv *kv, uint32_t stream) {
 
 /* ---- eviction ---- */
 
+/* What dropping the unit's pages in a plane gives back. Those in use are there: they were read to
+ * be copied, or restored. Only of a transposed plane the kernel must be asked. */
+static uint64_t held_bytes(const neap_unit *unit, size_t plane) {
+    const neap_span inner = inner_in_use(unit, plane);
+    uint64_t held = inner.len;
+    if (is_transposed(unit, plane) && neap_vm_held(inner.addr, inner.len, &held) != 0)
+        held = inner.len;
+    return held;
+}
+
 static int release(neap_pool *pool, const neap_unit *unit, uint64_t *inout_dropped) {
     size_t n_dropped = 0;
     for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
         const neap_span inner = neap_kv_unit_inner(unit, i);
-        const int err = neap_span_drop(pool, inner, inout_dropped);
+        if (inner.len == 0) continue;
+        const uint64_t held = held_bytes(unit, i);
+        const int err = neap_vm_drop(inner.addr, inner.len);
         if (err && n_dropped == 0) return err; /* nothing happened yet */
-        n_dropped += inner.len > 0;
+        n_dropped++;
+        if (!err) *inout_dropped += held;
     }
     for (size_t i = 0; i < unit->kv->layout.n_planes; i++)
         neap_span_seal(pool, neap_kv_unit_inner(unit, i));
@@ -271,10 +284,10 @@ static int release(neap_pool *pool, const neap_unit *unit, uint64_t *inout_dropp
 }
 
 void neap_kv_unit_release(neap_pool *pool, neap_unit *unit) {
-    uint64_t dropped = 0;
     for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
-        (void)neap_span_drop(pool, neap_kv_unit_inner(unit, i), &dropped);
-        neap_span_seal(pool, neap_kv_unit_inner(unit, i));
+        const neap_span inner = neap_kv_unit_inner(unit, i);
+        if (inner.len > 0) (void)neap_vm_drop(inner.addr, inner.len);
+        neap_span_seal(pool, inner);
     }
 }
 
@@ -288,21 +301,22 @@ static void set_copy(neap_pool *pool, neap_unit *unit, neap_swap_record *swap,
 }
 
 /* Codes the unit onto the stack. NEAP_E_BOUND: that would not save anything. */
-static int copy_to_memory(neap_pool *pool, neap_unit *unit) {
+static int copy_to_memory(neap_pool *pool, neap_unit *unit, neap_worker *worker,
+                          neap_evicted *evicted) {
     const neap_codec_chunk chunk = codec_chunk(unit);
     const size_t cap = pool->codec->bound(&chunk);
     neap_stack_record *record;
-    void *bytes;
+    void *coded, *bytes;
     size_t len = 0;
-    int err = neap_stack_push(pool->stack, cap, &record, &bytes);
-    if (err) return err;
-    err = pool->codec->encode(&chunk, bytes, cap, &len);
+    /* Coded beside the stack: only then is it known how much of it is needed, and the buffer, used
+     * again and again, lies in a cache. */
+    if (!(coded = neap_worker_bounce(worker, cap))) return -ENOMEM;
+    int err = pool->codec->encode(&chunk, coded, cap, &len);
     if (!err && len >= neap_kv_unit_size(unit).evictable) err = NEAP_E_BOUND;
-    if (err) {
-        neap_stack_drop(pool->stack, record);
-        return err;
-    }
-    neap_stack_trim(pool->stack, record, len);
+    if (!err) err = neap_stack_push(pool->stack, len, &record, &bytes);
+    if (err) return err;
+    memcpy(bytes, coded, len);
+    evicted->stacked_bytes = len;
     set_copy(pool, unit, NULL, record, pool->codec);
     pthread_mutex_lock(&pool->lock);
     pool->counters.encoded_bytes += len;
@@ -341,7 +355,7 @@ static int copy_to_storage(neap_pool *pool, neap_unit *unit, neap_worker *worker
     return err;
 }
 
-static int move_to_storage(neap_pool *pool, neap_unit *unit) {
+static int move_to_storage(neap_pool *pool, neap_unit *unit, neap_evicted *evicted) {
     size_t len;
     const void *bytes = neap_stack_bytes(unit->stack, &len);
     neap_swap_record *record;
@@ -351,6 +365,7 @@ static int move_to_storage(neap_pool *pool, neap_unit *unit) {
     neap_stack_record *from = unit->stack;
     set_copy(pool, unit, record, NULL, unit->coded);
     neap_stack_drop(pool->stack, from);
+    evicted->unstacked_bytes = len;
     return 0;
 }
 
@@ -360,7 +375,7 @@ static int secure_copy(neap_pool *pool, neap_unit *unit, neap_action action, nea
     const bool codes = strcmp(pool->codec->name, "none") != 0;
     if (action == NEAP_ACTION_TO_MEMORY && codes) {
         evicted->action = NEAP_ACTION_TO_MEMORY;
-        if (copy_to_memory(pool, unit) == 0) return 0;
+        if (copy_to_memory(pool, unit, worker, evicted) == 0) return 0;
     }
     evicted->action = NEAP_ACTION_TO_STORAGE;
     const int storage_err = copy_to_storage(pool, unit, worker);
@@ -368,7 +383,7 @@ static int secure_copy(neap_pool *pool, neap_unit *unit, neap_action action, nea
     evicted->storage_error = storage_err;
     if (action == NEAP_ACTION_TO_STORAGE && codes) {
         evicted->action = NEAP_ACTION_TO_MEMORY;
-        if (copy_to_memory(pool, unit) == 0) return 0;
+        if (copy_to_memory(pool, unit, worker, evicted) == 0) return 0;
     }
     return storage_err;
 }
@@ -379,7 +394,7 @@ int neap_kv_unit_evict(neap_pool *pool, neap_unit *unit, neap_action action, nea
     ret_evicted->raw_bytes = neap_codec_raw_bytes(&chunk);
     if (unit->stack) { /* already evicted */
         ret_evicted->action = NEAP_ACTION_MEMORY_TO_STORAGE;
-        return ret_evicted->storage_error = move_to_storage(pool, unit);
+        return ret_evicted->storage_error = move_to_storage(pool, unit, ret_evicted);
     }
     const bool is_clean = unit->swap != NULL;
     ret_evicted->action = NEAP_ACTION_DROP;

@@ -65,7 +65,7 @@ typedef struct neap_unit {
     uint32_t generation; /* counts the units that had this slot */
     int layer;
 
-    /* The restore queue it stands in; only EVICTED units do. */
+    /* The restore queue it stands in; see invariant 2. */
     bool queued;
     neap_path queue;
     struct neap_unit *next, *prev; /* also the free list */
@@ -73,6 +73,9 @@ typedef struct neap_unit {
     bool copying;         /* KV: its bytes as they are are on their way to the swap file */
     int last_error;       /* of its last restore; 0 when that went well */
     uint64_t passed_over; /* the eviction that could not evict it */
+    uint64_t last_use;    /* number of the last graph that needed it, where the policy asks; or 0 */
+    uint64_t allocate_ns; /* committing its pages; of whoever restores it */
+    bool by_pressure;     /* away because memory was short: comes back without being needed */
 
     /* Copies. For KV a swap record beside residency means clean. Changed under the lock; stable
      * for the thread that evicts or restores the unit. */
@@ -92,7 +95,11 @@ typedef struct neap_unit {
 typedef struct neap_pool_counters {
     uint64_t restores, bytes_restored[NEAP_N_PATHS], errors;
     uint64_t encoded_bytes, encoded_from_bytes; /* what the codec made of how much */
-    uint64_t restore_first_ns, restore_last_ns; /* start and end of restores since reset; 0 none */
+    /* Since a request began: start and end of restores (0: none), all and of each path, and the
+     * time that threads committed pages, summed. */
+    uint64_t restore_first_ns, restore_last_ns;
+    uint64_t path_first_ns[NEAP_N_PATHS], path_last_ns[NEAP_N_PATHS];
+    uint64_t allocate_ns;
 } neap_pool_counters;
 
 #define NEAP_POOL_BLOCK 1024u
@@ -165,8 +172,10 @@ neap_unit_bytes neap_unit_size(const neap_unit *unit); /* [L] */
 typedef struct neap_evicted {
     uint64_t dropped_bytes; /* pages that went back, without what a copy in memory takes */
     uint64_t raw_bytes;     /* KV: bytes in use, uncompressed */
-    neap_action action;     /* what was done; it may differ from what was asked */
-    int storage_error;      /* 0, or why the swap file did not take it */
+    uint64_t stacked_bytes,
+        unstacked_bytes; /* coded copies that went onto the stack, and left it */
+    neap_action action;  /* what was done; it may differ from what was asked */
+    int storage_error;   /* 0, or why the swap file did not take it */
 } neap_evicted;
 
 /* Memory for one thread's transfers. */
@@ -215,7 +224,8 @@ neap_path neap_unit_path(const neap_unit *unit); /* of an EVICTED unit [L] */
 int neap_pool_allocate(neap_pool *pool, neap_unit *unit);
 /* Fills a claimed and allocated unit. Without the lock. */
 int neap_pool_load(neap_pool *pool, neap_unit *unit, neap_worker *worker);
-/* RESTORING -> RESIDENT (err 0), LOST or EVICTED. Takes the lock, wakes the waiters. */
+/* RESTORING -> RESIDENT (err 0), LOST or EVICTED. Takes the lock, wakes the waiters. began_ns: when
+ * a thread of the unit's path took it. */
 void neap_pool_finish(neap_pool *pool, neap_unit *unit, int err, uint64_t began_ns);
 
 /* RESIDENT, EMPTY, and with overwrite also EVICTED (not queued) and LOST -> RESIDENT with cells

@@ -26,8 +26,6 @@ neap_unit *neap_unit_new(neap_pool *pool);
 void neap_unit_delete(neap_pool *pool, neap_unit *unit); /* [L] */
 neap_span neap_span_inward(void *addr, size_t len);
 
-/* Gives back a span; *inout_dropped += the bytes that were really held. */
-int neap_span_drop(const neap_pool *pool, neap_span span, uint64_t *inout_dropped);
 /* After spans were dropped: unusable in poison builds; and the reverse, with the pages committed.
  */
 void neap_span_seal(const neap_pool *pool, neap_span span);

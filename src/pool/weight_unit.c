@@ -266,7 +266,6 @@ static int secure_copy(neap_pool *pool, neap_unit *unit, neap_evicted *evicted) 
 
 /* What lies beside the span may stay: it must not hold a huge page of which most goes. */
 static void split_ends(neap_span span) {
-    if (span.len == 0) return;
     neap_vm_split(span.addr);
     neap_vm_split(span.addr + span.len - 1);
 }
@@ -277,10 +276,13 @@ int neap_weight_unit_evict(neap_pool *pool, neap_unit *unit, neap_evicted *ret_e
     if (err) return err;
     size_t n_dropped = 0;
     for (size_t i = 0; i < unit->n_parts; i++) {
-        split_ends(unit->parts[i].inner);
-        err = neap_span_drop(pool, unit->parts[i].inner, &ret_evicted->dropped_bytes);
+        const neap_span inner = unit->parts[i].inner;
+        if (inner.len == 0) continue;
+        split_ends(inner);
+        err = neap_vm_drop(inner.addr, inner.len);
         if (err && n_dropped == 0) return err; /* nothing happened yet */
-        n_dropped += unit->parts[i].inner.len > 0;
+        n_dropped++;
+        if (!err) ret_evicted->dropped_bytes += inner.len; /* all was written or read in */
     }
     for (size_t i = 0; i < unit->n_parts; i++)
         neap_span_seal(pool, unit->parts[i].inner);
@@ -288,9 +290,9 @@ int neap_weight_unit_evict(neap_pool *pool, neap_unit *unit, neap_evicted *ret_e
 }
 
 void neap_weight_unit_release(neap_pool *pool, neap_unit *unit) {
-    uint64_t dropped = 0;
     for (size_t i = 0; i < unit->n_parts; i++) {
-        (void)neap_span_drop(pool, unit->parts[i].inner, &dropped);
+        if (unit->parts[i].inner.len == 0) continue;
+        (void)neap_vm_drop(unit->parts[i].inner.addr, unit->parts[i].inner.len);
         neap_span_seal(pool, unit->parts[i].inner);
     }
 }

@@ -5,6 +5,7 @@
  *   CALM ------------------------------------------------------------------------> PRESSED
  *        <------------------------------------------------------------------------
  *            available >= enough and no stalls, for HOLD_NS
+ *   CALM, and for HOLD_NS room to bring back what is owed: it comes back, as much as there is room
  *
  * Invariants
  *   1. Every reason to ask (a cause) is a triple of bytes, severity and the least gap since the
@@ -15,7 +16,11 @@
  *      here would help it. avg10 still shows a stall long after it ended, hence the long gap.
  *   3. Without pressure no call is asked for, but for a few looks after an event and where there
  *      are no events at all.
- *   4. Who computes needs the evicted units in the next graph again: only a critical cause asks. */
+ *   4. Who computes needs the evicted units in the next graph again: only a critical cause asks.
+ *   5. Restoring leaves a domain low above near, and above near nothing asks but a service manager:
+ *      so a restoration cannot bring about the next eviction, even if a little more is taken then.
+ *      When a shortage follows one all the same, the load comes and goes, and the next restoration
+ *      waits twice as long. */
 #include "decide.h"
 
 #include <errno.h>
@@ -32,6 +37,10 @@
 #define GAP_SHORT_NS (SECOND_NS / 2)
 #define GAP_STALL_NS (5ull * SECOND_NS)
 #define GAP_MAX_NS (30ull * SECOND_NS)
+#define RESTORE_GAP_NS (SECOND_NS / 20) /* between two steps: others take their turns */
+#define OWED_LOOK_NS (10ull * SECOND_NS)
+#define RELAPSE_NS (60ull * SECOND_NS)
+#define RELAPSES_MAX 7u              /* 5 s << 7: some ten minutes */
 #define FALL_MIN_NS (SECOND_NS / 50) /* a rate over less is noise, over more is history */
 #define FALL_MAX_NS (10ull * SECOND_NS)
 /* Where only looking tells: no program fills memory faster (first touch, bytes a second). */
@@ -138,6 +147,11 @@ static uint64_t ask(const neap_pressure_state *state, const neap_pressure_signal
 
 static void change_phase(neap_pressure_state *state, uint64_t now_ns, bool is_short, bool quiet) {
     if (is_short) {
+        if (!state->pressed && state->has_restored) {
+            const bool soon = less(now_ns, state->restored_ns) < RELAPSE_NS;
+            state->relapses = soon ? (uint32_t)min_u64(state->relapses + 1, RELAPSES_MAX) : 0;
+            state->has_restored = false;
+        }
         state->pressed = true;
         state->relieved = false;
         return;
@@ -165,7 +179,21 @@ static uint64_t blind_look(const neap_pressure_signals *signals) {
     return max_u64(ns, BLIND_MIN_NS);
 }
 
-static uint64_t next_look(const neap_pressure_state *state, const neap_pressure_signals *signals) {
+/* How long there must have been room. */
+static uint64_t room_until(const neap_pressure_state *state) {
+    return state->room_ns + (HOLD_NS << state->relapses);
+}
+
+/* While something is owed. */
+static uint64_t restore_look(const neap_pressure_state *state, const neap_pressure_signals *signals,
+                             uint64_t restore_bytes) {
+    const uint64_t wait_ns = less(room_until(state), signals->now_ns);
+    if (restore_bytes > 0) return RESTORE_GAP_NS;
+    return state->has_room && wait_ns > 0 ? min_u64(wait_ns, OWED_LOOK_NS) : OWED_LOOK_NS;
+}
+
+static uint64_t next_look(const neap_pressure_state *state, const neap_pressure_signals *signals,
+                          uint64_t restore_bytes) {
     const uint64_t now_ns = signals->now_ns;
     const bool near = is_near(&signals->machine) || is_near(&signals->group);
     uint64_t in_ns = UINT64_MAX;
@@ -176,12 +204,25 @@ static uint64_t next_look(const neap_pressure_state *state, const neap_pressure_
     if (state->pressed && state->relieved)
         in_ns = min_u64(in_ns, less(state->relieved_ns + HOLD_NS, now_ns));
     if (signals->blind && signals->resident_bytes > 0) in_ns = min_u64(in_ns, blind_look(signals));
+    if (signals->owed_bytes > 0)
+        in_ns = min_u64(in_ns, restore_look(state, signals, restore_bytes));
     return in_ns == UINT64_MAX ? UINT64_MAX : now_ns + max_u64(in_ns, 1);
 }
 
 static uint64_t room(const neap_pressure_domain *domain) {
     if (domain->size_bytes == 0) return UINT64_MAX;
-    return less(domain->available_bytes, neap_pressure_marks_of(domain->size_bytes).enough_bytes);
+    const neap_pressure_marks marks = neap_pressure_marks_of(domain->size_bytes);
+    return less(domain->available_bytes, marks.near_bytes + marks.low_bytes);
+}
+
+/* Who computes restores what it needs by itself. */
+static uint64_t restorable(neap_pressure_state *state, const neap_pressure_signals *signals) {
+    const uint64_t bytes =
+        min_u64(signals->owed_bytes, min_u64(room(&signals->machine), room(&signals->group)));
+    if (bytes > 0 && !state->has_room) state->room_ns = signals->now_ns;
+    state->has_room = bytes > 0;
+    const bool is_late_enough = signals->now_ns >= room_until(state);
+    return is_late_enough && !state->pressed && !signals->busy ? bytes : 0;
 }
 
 static neap_pressure worst(const cause *causes, size_t n) {
@@ -213,7 +254,10 @@ neap_pressure_decision neap_pressure_decide(neap_pressure_state *state,
         .severity = worst(causes, n),
         .by_machine = worst(causes, 2) != NEAP_PRESSURE_CALM,
     };
-    change_phase(state, now_ns, decision.severity != NEAP_PRESSURE_CALM,
+    /* More is owed than before: a neap watch saw a shortage that was over before this look. */
+    const bool was_taken = signals->owed_bytes > state->owed_bytes;
+    state->owed_bytes = signals->owed_bytes;
+    change_phase(state, now_ns, decision.severity != NEAP_PRESSURE_CALM || was_taken,
                  is_quiet(machine, machine_near) && is_quiet(group, group_near));
     decision.release_bytes = ask(state, signals, causes, n);
     if (signals->woken || decision.release_bytes > 0 || is_falling(machine, machine_fall) ||
@@ -225,11 +269,8 @@ neap_pressure_decision neap_pressure_decide(neap_pressure_state *state,
         state->has_asked = true;
         state->asked_ns = now_ns;
     }
-    decision.restore_bytes = state->pressed ? 0 : min_u64(room(machine), room(group));
-    decision.restore_from_ns = !state->pressed   ? now_ns
-                               : state->relieved ? state->relieved_ns + HOLD_NS
-                                                 : UINT64_MAX;
-    decision.look_ns = next_look(state, signals);
+    decision.restore_bytes = restorable(state, signals);
+    decision.look_ns = next_look(state, signals, decision.restore_bytes);
     return decision;
 }
 
@@ -238,6 +279,15 @@ void neap_pressure_released(neap_pressure_state *state, uint64_t bytes) {
         state->fruitless = 0;
     else if (state->fruitless < 64)
         state->fruitless++;
+}
+
+void neap_pressure_restored(neap_pressure_state *state, uint64_t now_ns, uint64_t bytes) {
+    state->machine.known = state->group.known = false; /* what was taken is no load that grows */
+    state->has_restored = state->has_restored || bytes > 0;
+    state->restored_ns = now_ns;
+    if (bytes > 0) return;
+    state->has_room = false;
+    state->relapses = (uint32_t)min_u64(state->relapses + 1, RELAPSES_MAX);
 }
 
 int neap_pressure_trim_permille(int level) {

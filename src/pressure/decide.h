@@ -2,7 +2,9 @@
  * Pure: no clock, no files, no allocation; the caller keeps the state between calls.
  * Units      bytes; ns of one clock; permille.
  * Promises   never asks for more than is resident; of two signals that differ only in severity the
- *            worse one never asks for less; at most one change of `pressed` in a phase of 10 s.
+ *            worse one never asks for less; at most one change of `pressed`, and of evicting to
+ *            restoring or back, in a phase of 10 s; under a load that stays as it is nothing is
+ *            evicted after a restoration.
  * Numbers    marks of a domain of size T: low = T/16 within [16 MiB, 1 GiB] and T/4, critical =
  *            low/2, enough = 2 low, near = 4 low. */
 #ifndef NEAP_PRESSURE_DECIDE_H
@@ -35,6 +37,7 @@ typedef struct neap_pressure_signals {
     bool woken;              /* called because of an event, not because of look_ns */
     bool blind;              /* no source of events: only looking tells */
     bool busy;               /* computing: what is released now is needed again at once */
+    uint64_t owed_bytes;     /* evicted because of pressure, by whomever, and not back */
 } neap_pressure_signals;
 
 typedef struct neap_pressure_track {
@@ -50,16 +53,21 @@ typedef struct neap_pressure_state {
     uint32_t fruitless; /* asks in a row that released nothing */
     uint32_t looks;     /* in a row in which there was nothing to ask */
     uint64_t relieved_ns, asked_ns;
+    uint64_t owed_bytes;  /* at the last look */
+    bool has_restored;    /* since the last shortage */
+    uint32_t relapses;    /* restorations in a row that failed or were followed by a shortage */
+    uint64_t restored_ns; /* last restoration */
+    bool has_room;        /* for what is owed, since room_ns */
+    uint64_t room_ns;
     neap_pressure_track machine, group;
 } neap_pressure_state;
 
 typedef struct neap_pressure_decision {
-    uint64_t release_bytes;   /* now; 0: nothing */
-    uint64_t restore_bytes;   /* may come back ahead of need without being short again */
-    uint64_t restore_from_ns; /* when; now_ns: at once; UINT64_MAX: not while this lasts */
-    uint64_t look_ns;         /* call again then; UINT64_MAX: at the next event */
-    neap_pressure severity;   /* CALM, SHORT, CRITICAL */
-    bool by_machine;          /* the machine is short, not only the group */
+    uint64_t release_bytes; /* now; 0: nothing */
+    uint64_t restore_bytes; /* now, of what is owed, ahead of need; 0: nothing */
+    uint64_t look_ns;       /* call again then; UINT64_MAX: at the next event */
+    neap_pressure severity; /* CALM, SHORT, CRITICAL */
+    bool by_machine;        /* the machine is short, not only the group */
 } neap_pressure_decision;
 
 typedef struct neap_pressure_marks {
@@ -71,6 +79,8 @@ neap_pressure_decision neap_pressure_decide(neap_pressure_state *state,
                                             const neap_pressure_signals *signals);
 /* What became of the last release_bytes: when nothing was released, the next ask waits longer. */
 void neap_pressure_released(neap_pressure_state *state, uint64_t bytes);
+/* What became of restore_bytes: when nothing came back, the next try waits longer. */
+void neap_pressure_restored(neap_pressure_state *state, uint64_t now_ns, uint64_t bytes);
 
 /* Share of what is evictable that shall be out of memory after Android's trim level (onTrimMemory:
  * 5, 10, 15 running; 20 UI hidden; 40, 60, 80 in the background); levels between two of them mean

@@ -63,15 +63,6 @@ static void unlink_unit(neap_pipeline *pipeline, neap_unit *unit) {
     pipeline->n_queued--;
 }
 
-/* Between claim and finish the unit is this thread's own. */
-static int restore_claimed(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
-    const uint64_t began_ns = neap_clock_ns();
-    int err = neap_pool_allocate(pool, unit);
-    if (!err) err = neap_pool_load(pool, unit, worker);
-    neap_pool_finish(pool, unit, err, began_ns);
-    return err;
-}
-
 /* What bringing the unit back moves on its path. [L] */
 static uint64_t path_bytes(const neap_unit *unit) {
     if (unit->is_kv && neap_unit_path(unit) == NEAP_PATH_STORAGE)
@@ -121,12 +112,8 @@ static void *restorer_main(void *ctx) {
             pthread_cond_wait(&q->filled, &pool->lock);
             continue;
         }
-        unlink_unit(pipeline, unit);
         run_enter(self, unit);
-        neap_pool_claim(pool, unit);
-        pthread_mutex_unlock(&pool->lock);
-        const int err = restore_claimed(pool, unit, &worker); /* finish told whoever waits */
-        pthread_mutex_lock(&pool->lock);
+        const int err = neap_pipeline_restore_here(pipeline, unit, &worker);
         if (err) pipeline->runs[self->path].is_spoilt = true;
     }
     pthread_mutex_unlock(&pool->lock);
@@ -186,7 +173,7 @@ void neap_pipeline_free(neap_pipeline *pipeline) {
 }
 
 void neap_pipeline_push(neap_pipeline *pipeline, neap_unit *unit, bool front) {
-    assert(neap_unit_state_of(unit) == NEAP_UNIT_EVICTED && pipeline->n_threads > 0);
+    assert(pipeline->n_threads > 0);
     if (unit->queued && !front) return;
     if (unit->queued) unlink_unit(pipeline, unit);
     neap_path path = neap_unit_path(unit);
@@ -212,8 +199,10 @@ void neap_pipeline_remove(neap_pipeline *pipeline, neap_unit *unit) {
 void neap_pipeline_quiesce(neap_pipeline *pipeline) {
     neap_pool *pool = pipeline->pool;
     for (int i = 0; i < NEAP_N_PATHS; i++)
-        while (pipeline->queues[i].first)
-            unlink_unit(pipeline, pipeline->queues[i].first);
+        for (neap_unit *unit = pipeline->queues[i].first, *next; unit; unit = next) {
+            next = unit->next;
+            if (neap_unit_state_of(unit) == NEAP_UNIT_EVICTED) unlink_unit(pipeline, unit);
+        }
     pthread_cond_broadcast(&pool->changed);
     while (pool->n_restoring > 0 || pool->reading)
         pthread_cond_wait(&pool->changed, &pool->lock);
@@ -225,10 +214,15 @@ uint32_t neap_pipeline_queued(const neap_pipeline *pipeline) {
 
 int neap_pipeline_restore_here(neap_pipeline *pipeline, neap_unit *unit, neap_worker *worker) {
     neap_pool *pool = pipeline->pool;
+    const uint64_t began_ns = neap_clock_ns();
+    const bool allocated = neap_unit_state_of(unit) == NEAP_UNIT_RESTORING;
     if (unit->queued) unlink_unit(pipeline, unit);
-    neap_pool_claim(pool, unit);
+    if (!allocated) neap_pool_claim(pool, unit);
     pthread_mutex_unlock(&pool->lock);
-    const int err = restore_claimed(pool, unit, worker);
+    /* The unit is this thread's own; finish tells whoever waits. */
+    int err = allocated ? 0 : neap_pool_allocate(pool, unit);
+    if (!err) err = neap_pool_load(pool, unit, worker);
+    neap_pool_finish(pool, unit, err, began_ns);
     pthread_mutex_lock(&pool->lock);
     return err;
 }

@@ -22,17 +22,19 @@ int neap_pipeline_create(neap_pool *pool, neap_pipeline_measured measured, void 
 neap_path_threads neap_pipeline_path_threads(void);
 void neap_pipeline_free(neap_pipeline *pipeline); /* nothing may be queued by others; takes NULL */
 
-/* After start gave true: puts an EVICTED unit at the end of its path's queue, or at the front (also
- * if it is queued already). [L] */
+/* After start gave true: puts an EVICTED unit, or one that the caller claimed and allocated, at the
+ * end of its path's queue, or at the front (also if it is queued already). [L] */
 void neap_pipeline_push(neap_pipeline *pipeline, neap_unit *unit, bool front);
-void neap_pipeline_remove(neap_pipeline *pipeline, neap_unit *unit); /* if queued [L] */
-/* Empties the queues and waits until nothing is RESTORING or being read. [L] */
+void neap_pipeline_remove(neap_pipeline *pipeline, neap_unit *unit); /* if queued; EVICTED [L] */
+/* Takes EVICTED units out of the queues and waits until nothing is RESTORING or being
+ * read. [L] */
 void neap_pipeline_quiesce(neap_pipeline *pipeline);
 uint32_t neap_pipeline_queued(const neap_pipeline *pipeline); /* [L] */
 /* Starts the threads at the first call. False when there are none: whoever needs units then
  * restores them by itself. [L] */
 bool neap_pipeline_start(neap_pipeline *pipeline);
 
-/* Restores an EVICTED unit on the calling thread; lets go of the lock meanwhile. [L] */
+/* Restores an EVICTED unit, or a queued one, on the calling thread; lets go of the lock meanwhile.
+ * [L] */
 int neap_pipeline_restore_here(neap_pipeline *pipeline, neap_unit *unit, neap_worker *worker);
 #endif

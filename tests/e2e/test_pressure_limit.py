@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """A server and a program that dirties memory share a limit that is too small for both: neap gives
-memory back before anybody is OOM-killed, and afterwards answers as before, bit for bit. Without
-neap's watching the same load ends in a kill, so there was something to prevent."""
+memory back before anybody is OOM-killed, takes it again by itself when the other has ended, once,
+and answers as before, bit for bit. Without neap's watching the same load ends in a kill, so there
+was something to prevent."""
 
-import contextlib
 import os
 import subprocess
 import sys
 import time
 
+import groups
 import support as s
 
 LIMIT = 480 * s.MIB
@@ -28,79 +29,23 @@ sys.stdin.read()
 """
 
 
-def write(path, text):
-    """Into a file that is there: no file is made where the kernel has none."""
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
-
-
-class Group:
-    """A memory group with a limit, of cgroup v2 or v1, whichever this machine lets us make."""
-
-    def __init__(self, name):
-        self.path, tried = None, []
-        for parent, v1 in (("/sys/fs/cgroup", False), ("/sys/fs/cgroup/memory", True)):
-            self.parent, self.v1, path = parent, v1, os.path.join(parent, name)
-            try:
-                if not v1:
-                    write(os.path.join(parent, "cgroup.subtree_control"), "+memory")
-                elif not os.path.exists(os.path.join(parent, "memory.limit_in_bytes")):
-                    raise OSError(f"{parent} is no cgroup v1")
-                os.mkdir(path)
-            except OSError as error:
-                tried.append(str(error))
-                continue
-            try:
-                self.path = path
-                self.put("memory.limit_in_bytes" if v1 else "memory.max", LIMIT)
-                with contextlib.suppress(OSError):  # no way out but to give memory back
-                    self.put("memory.swappiness" if v1 else "memory.swap.max", 0)
-                return
-            except OSError as error:
-                tried.append(str(error))
-                os.rmdir(path)
-        raise s.Skipped("no memory group with a limit can be made: " + "; ".join(tried))
-
-    def put(self, name, value):
-        write(os.path.join(self.path, name), str(value))
-
-    def get(self, name):
-        with open(os.path.join(self.path, name), encoding="ascii") as file:
-            return file.read()
-
-    def fields(self, name):
-        return {line.split()[0]: int(line.split()[1]) for line in self.get(name).splitlines()}
-
-    def kills(self):
-        return self.fields("memory.oom_control" if self.v1 else "memory.events")["oom_kill"]
-
-    def available(self):
-        usage = int(self.get("memory.usage_in_bytes" if self.v1 else "memory.current"))
-        stat, total = self.fields("memory.stat"), "total_" if self.v1 else ""
-        return LIMIT - usage + stat[total + "inactive_file"] + stat[total + "active_file"] // 2
-
-    @contextlib.contextmanager
-    def entered(self):
-        """What this process starts inside lies in the group; it itself only meanwhile."""
-        with open("/proc/self/cgroup", encoding="ascii") as file:
-            lines = [line.rstrip("\n").split(":", 2) for line in file]
-        home = [path for _, controllers, path in lines
-                if ("memory" in controllers.split(",") if self.v1 else controllers == "")]
-        self.put("cgroup.procs", os.getpid())
-        try:
-            yield
-        finally:
-            write(self.parent + home[0].rstrip("/") + "/cgroup.procs", str(os.getpid()))
-
-    def remove(self):
-        for _ in range(100):
-            with contextlib.suppress(OSError):
-                os.rmdir(self.path)
-                return
-            time.sleep(0.05)
+def comes_back(server):
+    """What pressure took is restored before anybody asks, and stays."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        memory = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
+    if memory["MemAvailable"] < min(memory["MemTotal"] / 16, 1 << 30) * 5 + LIMIT:
+        s.say("  too little memory is available on this machine to take any again")
+        return
+    began, before = time.monotonic(), server.stat()["pressure"]
+    while server.stat()["pressure"]["owed_bytes"]:
+        s.check(time.monotonic() < began + 60, f"not restored by itself: {server.stat()}")
+        time.sleep(0.5)
+    after = server.stat()["pressure"]
+    s.check(after["restored_bytes"] > 0, f"nothing restored: {after}")
+    s.say(f"  {after['restored_bytes'] >> 20} MiB came back {time.monotonic() - began:.1f} s later")
+    time.sleep(5)
+    s.check_equal(server.stat()["pressure"]["releases"], before["releases"],
+                  "evicted again what had just come back")
 
 
 def share_the_limit(work, group, pressure):
@@ -131,6 +76,8 @@ def share_the_limit(work, group, pressure):
             dirty.stdin.close()
             dirty.kill()
             dirty.wait()
+        if survived and pressure == "on":
+            comes_back(server)
         if survived:
             s.check_equal(server.tokens(prompt, 24), resident, "the answer after it")
             s.check_equal(server.tokens(prompt, 24), resident, "and once more")
@@ -138,7 +85,8 @@ def share_the_limit(work, group, pressure):
 
 
 def body(work):
-    group = Group(f"neap-test-{os.getpid()}")
+    group = groups.Group(f"neap-test-{os.getpid()}", LIMIT)
+    group.keep_from_swap()  # no way out but to give memory back
     try:
         s.check(share_the_limit(work, group, "on"), "somebody was killed")
         s.check(not share_the_limit(work, group, "off"), "the limit did not bite")

@@ -279,11 +279,12 @@ static bool try_round(rig *r, rig_random *random) {
     return neap_restore(r->engine, &bytes) == 0 && all;
 }
 
-static uint32_t walk(const char *prefix, int err, int sticky, const char *codec) {
+static uint32_t walk(const char *prefix, int err, int sticky, const char *codec,
+                     const char *policy) {
     rig r;
     rig_random random = {99};
     uint32_t n_fired = 0, n = 1;
-    rig_make(&r, (neap_options){.codec = codec, .poison = true}, true);
+    rig_make(&r, (neap_options){.codec = codec, .policy = policy, .poison = true}, true);
     fill(&r, 700);
     for (bool fired = true; fired && n < 3000; n++) {
         neap_fault_arm(prefix, n, err, sticky);
@@ -308,8 +309,11 @@ static void test_walk(void) {
                               "vm.held",     "vm.reserve",  "thread."};
     for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
         for (int sticky = 0; sticky < 2; sticky++) {
-            const uint32_t fired = walk(prefixes[i], -EIO, sticky, sticky ? "q8" : "none");
-            printf("%s%s: failed at %u places\n", prefixes[i], sticky ? " for good" : "", fired);
+            const char *codec = sticky ? "q8" : "none";
+            const uint32_t fired = walk(prefixes[i], -EIO, sticky, codec, "hybrid");
+            const uint32_t apart = walk(prefixes[i], -EIO, sticky, codec, "mz-rp");
+            printf("%s%s: failed at %u places, at %u with pages committed first\n", prefixes[i],
+                   sticky ? " for good" : "", fired, apart);
         }
 }
 

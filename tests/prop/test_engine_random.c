@@ -1,6 +1,7 @@
 /* Random writes, evictions, restores, clears and waits on one engine against a shadow copy of every
  * byte; evicted ranges are inaccessible. The seed is printed; NEAP_TEST_SEED repeats a run. */
 #include "clock.h"
+#include "policy.h"
 #include "rig.h"
 
 enum { N_STEPS = 1500 };
@@ -25,7 +26,8 @@ static void step_write(rig *r, rig_random *random) {
 }
 
 static void step_evict(rig *r, rig_random *random) {
-    neap_evict_request request = {.only = (int)rig_below(random, 3)};
+    neap_evict_request request = {.only = (int)rig_below(random, 3),
+                                  .by_pressure = rig_below(random, 2)};
     const uint32_t kind = rig_below(random, 3);
     if (kind == 0) request.bytes = 1 + rig_below(random, 4 << 20);
     if (kind == 1) request.permille = 1 + rig_below(random, 1000);
@@ -37,7 +39,7 @@ static void step_evict(rig *r, rig_random *random) {
     rig_note_evicted(r);
 }
 
-static void step_request(rig *r, rig_random *random) {
+static void step_request(rig *r, rig_random *random, const neap_policy *policy) {
     neap_unit_id units[RIG_WEIGHTS + RIG_CACHES * RIG_CHUNKS];
     size_t n = 0;
     const uint32_t stream = rig_below(random, RIG_STREAMS);
@@ -49,6 +51,8 @@ static void step_request(rig *r, rig_random *random) {
         for (uint32_t c = 0; c < RIG_CHUNKS; c++)
             if (rig_below(random, 3)) units[n++] = neap_kv_unit(r->caches[i].kv, stream, c);
     CHECK(neap_need(r->engine, units, n) == 0);
+    for (size_t i = 0; !policy->overlap && i < n; i++)
+        CHECK(neap_unit_resident(r->engine, units[i]));
     const uint32_t n_waits = rig_below(random, 12);
     for (uint32_t i = 0; i < n_waits; i++) {
         if (rig_below(random, 2)) {
@@ -104,7 +108,7 @@ static void run(uint64_t seed, const char *codec, const char *policy, bool write
         else if (what < 65)
             step_evict(&r, &random);
         else if (what < 88)
-            step_request(&r, &random);
+            step_request(&r, &random, neap_policy_find(policy));
         else if (what < 92)
             step_stat(&r);
         else if (what < 94) {
@@ -137,8 +141,12 @@ int main(void) {
     run(seed + 1, "q8", "hybrid", false, N_STEPS);
     run(seed + 2, "none", "partial-offload", false, N_STEPS / 2);
     run(seed + 3, "q8", "partial-offload", false, N_STEPS / 2);
-    run(seed + 4, "none", "hybrid", true, N_STEPS);
-    run(seed + 5, "q8", "hybrid", true, N_STEPS);
-    run(seed + 6, "q8", "partial-offload", true, N_STEPS / 2);
+    run(seed + 4, "q8", "lru", false, N_STEPS / 2);
+    run(seed + 5, "q8", "mz-no", false, N_STEPS / 2);
+    run(seed + 6, "none", "mz-ar", false, N_STEPS / 2);
+    run(seed + 7, "q8", "mz-rp", false, N_STEPS / 2);
+    run(seed + 8, "none", "hybrid", true, N_STEPS);
+    run(seed + 9, "q8", "hybrid", true, N_STEPS);
+    run(seed + 10, "q8", "partial-offload", true, N_STEPS / 2);
     return 0;
 }

@@ -182,6 +182,7 @@ static void make_ragged(model *m) {
         unit->raw_bytes = 1 + rnd(5000);
         unit->release_bytes = rnd(8) ? 4096 * rnd(3) + rnd(4096) : 0;
         unit->stream = rnd(3);
+        unit->last_use = rnd(4);
         unit->encoded_bytes = unit->is_kv ? rnd((uint32_t)unit->raw_bytes + 100) : 0;
         unit->is_clean = unit->is_kv ? rnd(4) == 0 : rnd(8) != 0;
         unit->in_memory = unit->is_kv && !unit->is_clean && rnd(4) == 0;
@@ -209,6 +210,17 @@ static void check_backward(model *m, const neap_step *steps, size_t n) {
         int list = steps[i].action == NEAP_ACTION_MEMORY_TO_STORAGE ? 2 : unit->is_kv;
         CHECK(!last[list] || is_before(last[list], unit));
         last[list] = unit;
+    }
+}
+
+/* The same lists, each from the least recently used to the last used. */
+static void check_by_use(model *m, const neap_step *steps, size_t n) {
+    uint64_t last[3] = {0};
+    for (size_t i = 0; i < n; i++) {
+        const neap_policy_unit *unit = unit_by_id(m, steps[i].id);
+        int list = steps[i].action == NEAP_ACTION_MEMORY_TO_STORAGE ? 2 : unit->is_kv;
+        CHECK(last[list] <= unit->last_use);
+        last[list] = unit->last_use;
     }
 }
 
@@ -261,7 +273,10 @@ static void check_plan(model *m, const neap_policy *policy) {
         for (size_t v = 0; v < m->input.n; v++)
             if (seen[u] && m->units[v].layer >= m->units[u].layer)
                 CHECK(seen[v] || m->units[v].release_bytes == 0);
-    if (strcmp(policy->name, "forward-out") != 0 && strcmp(policy->name, "random-out") != 0)
+    if (policy->by_use)
+        check_by_use(m, steps, n);
+    else if (strcmp(policy->name, "forward-out") != 0 &&
+             strncmp(policy->name, "random-out", 10) != 0)
         check_backward(m, steps, n);
     free(steps);
 }

@@ -1,6 +1,7 @@
 /* test_pressure_random.c - the decision under random loads: a square wave of 10 s changes its mind
- * at most once a phase; memory that fills up is answered before it is full; noise is not answered;
- * worse signals never get a smaller answer; nothing is asked that is not there.
+ * at most once a phase, nor does memory go out and come back in one; under a steady load nothing is
+ * evicted after a restoration; memory that fills up is answered before it is full; noise is not
+ * answered; worse signals never get a smaller answer; nothing is asked that is not there.
  * test_pressure_random [SEED] */
 #include "decide.h"
 
@@ -65,7 +66,8 @@ static void worse_never_asks_less(uint64_t *rng) {
                                          .woken = below(rng, 2),
                                          .blind = below(rng, 4) == 0,
                                          .busy = below(rng, 3) == 0,
-                                         .resident_bytes = below(rng, 4 * GIB)};
+                                         .resident_bytes = below(rng, 4 * GIB),
+                                         .owed_bytes = below(rng, 2) ? below(rng, GIB) : 0};
         neap_pressure_signals worse = signals;
         worsen(rng, below(rng, 2) ? &worse.machine : &worse.group);
         if (below(rng, 4) == 0) worse.told = true;
@@ -74,11 +76,14 @@ static void worse_never_asks_less(uint64_t *rng) {
         const neap_pressure_decision d = neap_pressure_decide(&state, &signals);
         CHECK(d.release_bytes <= signals.resident_bytes);
         CHECK(bad.release_bytes >= d.release_bytes && bad.severity >= d.severity);
-        CHECK(bad.restore_bytes <= d.restore_bytes || !state.pressed);
-        CHECK(d.look_ns > now_ns && d.restore_from_ns >= now_ns);
+        CHECK(bad.restore_bytes <= d.restore_bytes && d.restore_bytes <= signals.owed_bytes);
+        CHECK(d.look_ns > now_ns && (d.restore_bytes == 0 || !state.pressed));
+        CHECK(signals.owed_bytes == 0 || d.look_ns <= now_ns + 30 * S);
         CHECK(d.release_bytes == 0 || state.pressed);
         if (d.release_bytes > 0)
             neap_pressure_released(&state, below(rng, 2) ? d.release_bytes : 0);
+        if (d.restore_bytes > 0)
+            neap_pressure_restored(&state, now_ns, below(rng, 2) ? d.restore_bytes : 0);
     }
 }
 
@@ -126,6 +131,83 @@ static void square_wave(uint64_t *rng) {
         changes += state.pressed != before;
         before = state.pressed;
         CHECK(changes <= 1);
+    }
+}
+
+/* ---- an instance whose memory goes out and comes back ---- */
+
+/* What is available is what others leave, less what the instance holds. */
+typedef struct instance {
+    neap_pressure_state state;
+    uint64_t held, owed;
+    int last; /* 1: restored, -1: evicted, 0: neither yet */
+    uint64_t n_turns;
+} instance;
+
+/* One look; true: it evicted. */
+static bool live(instance *one, neap_pressure_signals *signals, neap_pressure_domain *domain,
+                 uint64_t free_bytes) {
+    domain->available_bytes = free_bytes > one->held ? free_bytes - one->held : 0;
+    signals->resident_bytes = one->held;
+    signals->owed_bytes = one->owed;
+    const neap_pressure_decision d = neap_pressure_decide(&one->state, signals);
+    const uint64_t back = d.restore_bytes < 64 * MIB ? d.restore_bytes : 64 * MIB;
+    CHECK(d.release_bytes == 0 || d.restore_bytes == 0);
+    if (d.release_bytes > 0) {
+        neap_pressure_released(&one->state, d.release_bytes);
+        one->n_turns += one->last > 0;
+        one->last = -1;
+    } else if (back > 0) {
+        neap_pressure_restored(&one->state, signals->now_ns, back);
+        one->n_turns += one->last < 0;
+        one->last = 1;
+    }
+    one->held += back - d.release_bytes;
+    one->owed += d.release_bytes - back;
+    return d.release_bytes > 0;
+}
+
+/* Others take much and little in turns, 10 s each: out or in, once a phase, and not for long. */
+static void square_wave_of_an_instance(uint64_t *rng) {
+    const uint64_t size = 256 * MIB << below(rng, 8);
+    const uint64_t calm = size / 2 + below(rng, size / 2), loaded = below(rng, size / 2);
+    const uint64_t noise = neap_pressure_marks_of(size).low_bytes / 16 + 1;
+    instance one = {.held = below(rng, size / 2)};
+    uint64_t phase = 0, turns_before = 0;
+    for (uint64_t now_ns = 0; now_ns < 600 * S; now_ns += 50 * MS + below(rng, 300 * MS)) {
+        if (now_ns / (10 * S) != phase) {
+            phase = now_ns / (10 * S);
+            turns_before = one.n_turns;
+        }
+        neap_pressure_signals signals = {.now_ns = now_ns, .woken = true};
+        signals.machine.size_bytes = size;
+        live(&one, &signals, &signals.machine, (phase % 2 ? loaded : calm) + below(rng, noise));
+        CHECK(one.n_turns - turns_before <= 1);
+    }
+    CHECK(one.n_turns <= 20); /* of 60 phases: it has seen that the load comes back */
+}
+
+/* The load stays: with all the noise of stalls and notices, what came back stays. */
+static void steady_load(uint64_t *rng) {
+    const uint64_t size = 256 * MIB << below(rng, 8);
+    const uint64_t free_bytes = below(rng, size), noise = neap_pressure_marks_of(size).low_bytes;
+    instance one = {.held = below(rng, size / 2), .owed = below(rng, size / 2)};
+    const bool in_group = below(rng, 2);
+    bool was_restored = false;
+    uint64_t now_ns = S;
+    for (int i = 0; i < 2000; i++) {
+        neap_pressure_signals signals = {.now_ns = now_ns, .woken = below(rng, 2)};
+        neap_pressure_domain *domain = in_group ? &signals.group : &signals.machine;
+        domain->size_bytes = size;
+        const uint64_t left = free_bytes > one.held ? free_bytes - one.held : 0;
+        if (left < neap_pressure_marks_of(size).near_bytes) { /* reclaim has something to do */
+            domain->event = (neap_pressure_event)below(rng, 3);
+            domain->some_permille = (uint32_t)below(rng, 300);
+        }
+        const bool evicted = live(&one, &signals, domain, free_bytes + below(rng, noise / 64));
+        CHECK(!evicted || !was_restored);
+        was_restored = was_restored || one.last > 0;
+        now_ns += 50 * MS + below(rng, 2 * S);
     }
 }
 
@@ -202,6 +284,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 500; i++) {
         worse_never_asks_less(&rng);
         square_wave(&rng);
+        square_wave_of_an_instance(&rng);
+        steady_load(&rng);
         filling_up(&rng, false);
         filling_up(&rng, true);
     }

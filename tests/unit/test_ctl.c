@@ -25,7 +25,7 @@ static void requests_round_trip(void) {
         {.command = NEAP_CTL_EVICT, .evict = {.bytes = 1ull << 40, .only = NEAP_ONLY_KV}},
         {.command = NEAP_CTL_EVICT, .evict = {.bytes = UINT64_MAX, .only = NEAP_ONLY_WEIGHTS}},
         {.command = NEAP_CTL_EVICT, .evict = {.permille = 1000}},
-        {.command = NEAP_CTL_EVICT, .evict = {.permille = 505}},
+        {.command = NEAP_CTL_EVICT, .evict = {.permille = 505, .by_pressure = true}},
     };
     for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
         char *line = NULL;
@@ -37,6 +37,7 @@ static void requests_round_trip(void) {
         CHECK(got.evict.bytes == requests[i].evict.bytes);
         CHECK(got.evict.permille == requests[i].evict.permille);
         CHECK(got.evict.only == requests[i].evict.only);
+        CHECK(got.evict.by_pressure == requests[i].evict.by_pressure);
         free(line);
     }
 }
@@ -162,6 +163,9 @@ static void stat_reply(void) {
                       .attentions = 5,
                       .attentions_host = 4,
                       .ttft_ns = 1500000,
+                      .allocate_ns = 500000,
+                      .storage_ns = 2000000,
+                      .memory_ns = 250000,
                       .overlap = 0.25,
                       .read_bps = 1500000000,
                       .decode_bps = 250000000,
@@ -193,6 +197,9 @@ static void stat_reply(void) {
     CHECK(json_integer_value(json_object_get(attention, "nodes_host")) == 4);
     const json_t *request = json_object_get(instance, "last_request");
     CHECK(json_real_value(json_object_get(request, "ttft_ms")) == 1.5);
+    CHECK(json_real_value(json_object_get(request, "alloc_ms")) == 0.5);
+    CHECK(json_real_value(json_object_get(request, "storage_ms")) == 2);
+    CHECK(json_real_value(json_object_get(request, "memory_ms")) == 0.25);
     CHECK(json_real_value(json_object_get(request, "overlap")) == 0.25);
     const json_t *profile = json_object_get(instance, "profile");
     CHECK(json_real_value(json_object_get(profile, "read_gbps")) == 1.5);

@@ -380,9 +380,75 @@ static void test_request_marks(void) {
     const neap_stat stat = stat_of(&r);
     CHECK(stat.state == NEAP_STATE_IDLE && stat.ttft_ns > 0 && stat.restore_ns > 0);
     CHECK(stat.restore_ns <= stat.ttft_ns && stat.wait_ns > 0);
+    CHECK(stat.allocate_ns > 0 && stat.storage_ns > 0 && stat.memory_ns == 0);
+    CHECK(stat.storage_ns <= stat.restore_ns);
     neap_request_begin(r.engine, 0);
     neap_request_first_token(r.engine);
     CHECK(stat_of(&r).restore_ns == 0 && stat_of(&r).overlap == 0);
+    CHECK(stat_of(&r).allocate_ns == 0 && stat_of(&r).storage_ns == 0);
+    rig_free(&r);
+}
+
+/* Chunks come back from memory alone: what the memory path took is told apart. */
+static void test_time_of_memory_path(void) {
+    rig r;
+    rig_make(&r, (neap_options){.codec = "q8", .policy = "memory-only"}, false);
+    rig_random random = {4711};
+    neap_use_begin(r.engine, NEAP_USE_COMPUTE);
+    CHECK(rig_write(&r, &r.caches[0], &random, 0, 0, 700, true) == 0);
+    neap_use_end(r.engine, NEAP_USE_COMPUTE);
+    evict(&r, 1, 0, NEAP_ONLY_KV);
+    neap_use_begin(r.engine, NEAP_USE_COMPUTE);
+    neap_request_begin(r.engine, 0);
+    for (uint32_t c = 0; c < RIG_CHUNKS; c++)
+        CHECK(neap_wait(r.engine, neap_kv_unit(r.caches[0].kv, 0, c)) == 0);
+    neap_request_first_token(r.engine);
+    neap_use_end(r.engine, NEAP_USE_COMPUTE);
+    const neap_stat stat = stat_of(&r);
+    CHECK(stat.restore_ns > 0 && stat.memory_ns == stat.restore_ns && stat.storage_ns == 0);
+    rig_free(&r);
+}
+
+/* need commits all pages before it returns; only the files' bytes may still be on their way. */
+static void test_allocate_first(void) {
+    rig r;
+    rig_make(&r, (neap_options){.codec = "none", .policy = "mz-rp"}, false);
+    evict(&r, UINT64_MAX, 0, NEAP_ONLY_WEIGHTS);
+    neap_use_begin(r.engine, NEAP_USE_COMPUTE);
+    neap_request_begin(r.engine, 0);
+    CHECK(neap_need(r.engine, r.weights, RIG_WEIGHTS) == 0);
+    const char *base = neap_region_base(r.weights_region);
+    uint64_t held;
+    CHECK(neap_vm_held(base, NEAP_ROUND_DOWN(r.file_len, neap_vm_page()), &held) == 0);
+    CHECK(held == NEAP_ROUND_DOWN(r.file_len, neap_vm_page()));
+    for (int i = 0; i < RIG_WEIGHTS; i++)
+        CHECK(neap_wait(r.engine, r.weights[i]) == 0 && rig_weights_right(&r, i));
+    neap_request_first_token(r.engine);
+    neap_use_end(r.engine, NEAP_USE_COMPUTE);
+    /* The path began when all pages were there. */
+    const neap_stat stat = stat_of(&r);
+    CHECK(stat.allocate_ns > 0 && stat.storage_ns < stat.restore_ns);
+    rig_free(&r);
+}
+
+static void test_least_recently_used_goes_first(void) {
+    rig r;
+    rig_make(&r, (neap_options){.codec = "none", .policy = "lru", .poison = true}, false);
+    CHECK(neap_tracks_use(r.engine));
+    neap_use_begin(r.engine, NEAP_USE_COMPUTE);
+    CHECK(neap_need(r.engine, r.weights, RIG_WEIGHTS) == 0);
+    for (int i = 0; i < RIG_WEIGHTS; i++)
+        if (i != 4) CHECK(neap_need(r.engine, &r.weights[i], 1) == 0);
+    neap_use_end(r.engine, NEAP_USE_COMPUTE);
+    evict(&r, 1, 0, NEAP_ONLY_WEIGHTS);
+    for (int i = 0; i < RIG_WEIGHTS; i++)
+        CHECK(neap_unit_resident(r.engine, r.weights[i]) == (i != 4));
+    neap_use_begin(r.engine, NEAP_USE_COMPUTE);
+    CHECK(neap_need(r.engine, &r.weights[0], 1) == 0);
+    neap_use_end(r.engine, NEAP_USE_COMPUTE);
+    evict(&r, 1, 0, NEAP_ONLY_WEIGHTS);
+    CHECK(neap_unit_resident(r.engine, r.weights[0]));
+    CHECK(!neap_unit_resident(r.engine, r.weights[1]));
     rig_free(&r);
 }
 
@@ -399,6 +465,9 @@ int main(void) {
     test_unit_in_two_regions();
     test_model_moved_or_deleted();
     test_request_marks();
+    test_time_of_memory_path();
+    test_allocate_first();
+    test_least_recently_used_goes_first();
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     printf("not checked: what the kernel got back (a sanitizer holds memory of its own)\n");
     (void)test_released_is_real;

@@ -1,12 +1,15 @@
 /* test_engine_pressure.c - an engine that watches memory pressure: told through a fifo (systemd's
- * protocol) it releases by itself, step by step, and what it released comes back; it sleeps
- * otherwise; neap_trim() releases the share of its level and no more. */
+ * protocol) it releases by itself, step by step, and what it released comes back; what pressure
+ * took comes back by itself, what was evicted on purpose does not; it sleeps otherwise; neap_trim()
+ * releases the share of its level and no more. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <fcntl.h>
 
 #include "clock.h"
+#include "decide.h"
 #include "fault.h"
+#include "proc.h"
 #include "rig.h"
 
 #define MS 1000000ull
@@ -78,6 +81,57 @@ static void told_by_fifo(void) {
     close(fd);
     unlink(fifo);
     rig_free(&r);
+}
+
+static void evict_half(rig *r, bool by_pressure) {
+    neap_evict_result result;
+    const neap_evict_request half = {.permille = 500, .by_pressure = by_pressure};
+    CHECK(neap_evict(r->engine, &half, &result) == 0 && result.released_bytes > 0);
+}
+
+static void comes_back_after_pressure(void) {
+    uint64_t available = 0, total = 0;
+    CHECK(neap_mem_available(&available, &total) == 0);
+    if (available < 2 * neap_pressure_marks_of(total).near_bytes) {
+        puts("too little memory is available: not tested that it comes back");
+        return;
+    }
+    rig r, on_purpose, both;
+    const neap_options options = {.codec = "none", .poison = true, .watch_pressure = true};
+    rig_make(&r, options, false);
+    rig_make(&on_purpose, options, false);
+    rig_make(&both, options, false);
+    evict_half(&on_purpose, false);
+    evict_half(&r, true);
+    evict_half(&both, true);
+    CHECK(stat_of(&on_purpose).pressure_owed_bytes == 0);
+    CHECK(stat_of(&both).pressure_owed_bytes > 0);
+    evict_half(&both, false); /* on purpose: now all of it stays out */
+    CHECK(stat_of(&both).pressure_owed_bytes == 0);
+    neap_stat stat = stat_of(&r);
+    const uint64_t owed = stat.pressure_owed_bytes, began_ns = neap_clock_ns();
+    const uint32_t out = stat_of(&on_purpose).units_weights_evicted;
+    CHECK(owed > 0 && out > 0);
+    while (stat.pressure_owed_bytes > 0) {
+        CHECK(neap_clock_ns() < began_ns + 30000 * MS);
+        usleep(50000);
+        stat = stat_of(&r);
+    }
+    CHECK(neap_clock_ns() >= began_ns + 4500 * MS); /* pressure must be over */
+    CHECK(stat.pressure_restored_bytes >= owed && stat.units_weights_evicted == 0);
+    usleep(500000);
+    CHECK(stat_of(&on_purpose).units_weights_evicted == out);
+    CHECK(stat_of(&both).units_weights_evicted > 0);
+    CHECK(stat_of(&both).pressure_restored_bytes == 0);
+    stat = stat_of(&r);
+    usleep(1000000);
+    if (stat_of(&r).pressure == NEAP_PRESSURE_CALM && strcmp(stat.pressure_sources, "polling") != 0)
+        CHECK(stat_of(&r).pressure_looks <= stat.pressure_looks + 1); /* nothing is owed: asleep */
+    rig *all[] = {&r, &on_purpose, &both};
+    for (size_t i = 0; i < 3; i++) {
+        rig_check_all(all[i]);
+        rig_free(all[i]);
+    }
 }
 
 static void sleeps_when_calm(void) {
@@ -158,6 +212,7 @@ int main(void) {
     CHECK(mkdtemp(dir) && setenv("XDG_RUNTIME_DIR", dir, 1) == 0);
     trim();
     told_by_fifo();
+    comes_back_after_pressure();
     sleeps_when_calm();
     failing_parts();
     char command[64];

@@ -179,6 +179,31 @@ static void test_drift_moves_placement(const char *path) {
     CHECK(neap_profile_codec_find(&profile, "q8")->restored_bps == 1000);
 }
 
+/* What attention took is known at once, to the next engine only where there is a file. */
+static void test_attention(const char *path) {
+    const neap_attention_times kept = {3, 4};
+    neap_attention_times times = {0};
+    rig r;
+    for (int has_file = 0; has_file < 2; has_file++) {
+        remove(path);
+        if (has_file) file_rates(path, 1, 1000);
+        rig_make(&r, (neap_options){.profile = path}, false);
+        CHECK(!neap_attention_recall(r.engine, "a kind", &times));
+        neap_attention_keep(r.engine, "a kind", &kept);
+        CHECK(neap_attention_recall(r.engine, "a kind", &times));
+        CHECK(times.host_ns == 3 && times.our_ns == 4);
+        CHECK(!neap_attention_recall(r.engine, "another", &times));
+        rig_free(&r);
+        rig_make(&r, (neap_options){.profile = path}, false);
+        CHECK(neap_attention_recall(r.engine, "a kind", &times) == has_file);
+        rig_free(&r);
+    }
+    rig_make(&r, (neap_options){0}, false);
+    neap_attention_keep(r.engine, "a kind", &kept);
+    CHECK(!neap_attention_recall(r.engine, "a kind", &times));
+    rig_free(&r);
+}
+
 int main(void) {
     char *dir = temp_dir(), path[600];
     snprintf(path, sizeof path, "%s/profile.json", dir);
@@ -189,6 +214,7 @@ int main(void) {
     test_foreign(path);
     test_unwritable(path);
     test_drift_moves_placement(path);
+    test_attention(path);
     temp_remove(dir);
     return 0;
 }

@@ -72,13 +72,26 @@ static void test_registry(void) {
     const neap_policy *hybrid = neap_policy_find("hybrid");
     const neap_policy *offload = neap_policy_find("partial-offload");
     CHECK(hybrid && hybrid->overlap && !hybrid->clean_storage);
-    CHECK(offload && !offload->overlap && offload->clean_storage);
-    CHECK(!neap_policy_find("lru") && !neap_policy_find("") && !neap_policy_find(NULL));
+    CHECK(offload && !offload->overlap && offload->clean_storage && offload->allocate_first);
+    const struct {
+        const char *name;
+        bool overlap, allocate_first;
+    } overlaps[] = {{"hybrid", true, false},
+                    {"mz-no", false, true},
+                    {"mz-ar", false, false},
+                    {"mz-rp", true, true}};
+    for (size_t i = 0; i < sizeof overlaps / sizeof overlaps[0]; i++) {
+        const neap_policy *policy = neap_policy_find(overlaps[i].name);
+        CHECK(policy && policy->plan == hybrid->plan && !policy->sequential && !policy->by_use);
+        CHECK(policy->overlap == overlaps[i].overlap);
+        CHECK(policy->allocate_first == overlaps[i].allocate_first);
+    }
+    CHECK(!neap_policy_find("LRU") && !neap_policy_find("") && !neap_policy_find(NULL));
     CHECK(neap_policy_at(0) == hybrid); /* the default heads the list of the help texts */
     size_t n = 0;
     for (; neap_policy_at(n); n++)
         CHECK(neap_policy_find(neap_policy_at(n)->name));
-    CHECK(n == 6);
+    CHECK(n == 11);
 }
 
 /* 10 chunks, T = 8: KVonly for 2, then four chunks a layer; nothing is left for Wonly. */
@@ -210,8 +223,26 @@ static void test_baselines(void) {
     expect(&m, "storage-only", NEAP_STAGE_KVANDW, "Sk2.1 Sk2.0 Sk1.1");
 }
 
+/* Least recently used first: a chunk of another conversation before those of the last graph, and of
+ * one graph what it needed first. Weights that no graph has needed yet go before all others. */
+static void test_lru(void) {
+    model m = make_model(3, 2);
+    for (size_t i = 0; i < m.n; i++)
+        m.units[i].last_use = 7;
+    unit_of(&m, true, 1, 1)->last_use = 3;
+    unit_of(&m, true, 2, 0)->last_use = 6;
+    unit_of(&m, false, 1, 0)->last_use = 0;
+    CHECK(neap_policy_find("lru")->by_use && neap_policy_find("lru")->overlap);
+    m.input.target_bytes = 4 * 50 + 400 + 2 * 50 + 1;
+    expect(&m, "lru", NEAP_STAGE_WONLY, "Mk1.1 Mk2.0 Mk0.0 Mk0.1 Dw1 Mk1.0 Mk2.1 Dw0");
+    m.input.target_bytes = UINT64_MAX;
+    expect(&m, "lru", NEAP_STAGE_COMPKV,
+           "Mk1.1 Mk2.0 Mk0.0 Mk0.1 Dw1 Mk1.0 Mk2.1 Dw0 Dw2 Ck1.1 Ck2.0 Ck0.0 Ck0.1 Ck1.0 Ck2.1");
+}
+
 int main(void) {
     test_registry();
+    test_lru();
     test_many_chunks();
     test_few_chunks();
     test_inverse_proportion();

@@ -24,7 +24,7 @@ static void nothing_without_pressure(void) {
         const neap_pressure_decision d = neap_pressure_decide(&state, &signals);
         CHECK(d.release_bytes == 0 && d.severity == NEAP_PRESSURE_CALM);
         CHECK(d.look_ns == NEVER); /* no call is asked for: an idle instance sleeps */
-        CHECK(d.restore_from_ns == signals.now_ns && d.restore_bytes == 10 * GIB);
+        CHECK(d.restore_bytes == 0);
     }
 }
 
@@ -35,7 +35,7 @@ static void little_left_asks_for_what_is_missing(void) {
     signals.resident_bytes = 8 * GIB;
     neap_pressure_decision d = neap_pressure_decide(&state, &signals);
     CHECK(d.release_bytes == 2 * GIB - 900 * MIB && d.severity == NEAP_PRESSURE_SHORT);
-    CHECK(d.by_machine && state.pressed && d.restore_bytes == 0 && d.restore_from_ns == NEVER);
+    CHECK(d.by_machine && state.pressed && d.restore_bytes == 0);
     CHECK(d.look_ns <= signals.now_ns + 100 * MS);
     neap_pressure_released(&state, d.release_bytes);
 
@@ -56,18 +56,111 @@ static void restoring_waits_until_it_holds(void) {
     neap_pressure_signals signals = quiet(1000 * MS);
     signals.machine.available_bytes = 500 * MIB;
     CHECK(neap_pressure_decide(&state, &signals).release_bytes > 0);
+    signals.owed_bytes = 3 * GIB;
     signals.machine.available_bytes = 1500 * MIB; /* between low and enough: not short, not over */
     signals.now_ns += 20000 * MS;
     neap_pressure_decision d = neap_pressure_decide(&state, &signals);
-    CHECK(d.release_bytes == 0 && state.pressed && d.restore_from_ns == NEVER);
-    signals.machine.available_bytes = 3 * GIB;
+    CHECK(d.release_bytes == 0 && state.pressed && d.restore_bytes == 0);
+    signals.machine.available_bytes = 6 * GIB; /* near: 4 GiB, low: 1 GiB */
     signals.now_ns += 1000 * MS;
     d = neap_pressure_decide(&state, &signals);
-    CHECK(state.pressed && d.restore_from_ns == signals.now_ns + 5000 * MS);
-    CHECK(d.look_ns <= d.restore_from_ns);
-    signals.now_ns += 5000 * MS;
+    CHECK(state.pressed && d.restore_bytes == 0 && d.look_ns <= signals.now_ns + 5000 * MS);
+    signals.now_ns += 4999 * MS;
+    CHECK(neap_pressure_decide(&state, &signals).restore_bytes == 0);
+    signals.now_ns += 1 * MS;
     d = neap_pressure_decide(&state, &signals);
-    CHECK(!state.pressed && d.restore_from_ns == signals.now_ns && d.restore_bytes == GIB);
+    CHECK(!state.pressed && d.restore_bytes == GIB); /* what leaves 5 GiB */
+    CHECK(d.look_ns <= signals.now_ns + 100 * MS);   /* the rest may fit, too */
+
+    signals.busy = true; /* the graph brings back what it needs */
+    d = neap_pressure_decide(&state, &signals);
+    CHECK(d.restore_bytes == 0 && d.look_ns <= signals.now_ns + 30000 * MS);
+    signals.busy = false;
+    signals.machine.available_bytes = 5 * GIB; /* no room: a look now and then */
+    d = neap_pressure_decide(&state, &signals);
+    CHECK(d.restore_bytes == 0);
+    CHECK(d.look_ns >= signals.now_ns + 5000 * MS && d.look_ns <= signals.now_ns + 30000 * MS);
+    signals.machine.available_bytes = 12 * GIB;
+    signals.owed_bytes = 500 * MIB;
+    d = neap_pressure_decide(&state, &signals);
+    CHECK(d.restore_bytes == 0 && d.look_ns == signals.now_ns + 5000 * MS); /* room must last */
+    signals.now_ns = d.look_ns;
+    CHECK(neap_pressure_decide(&state, &signals).restore_bytes == 500 * MIB);
+    signals.owed_bytes = 0; /* a use was faster: nothing to wake up for */
+    d = neap_pressure_decide(&state, &signals);
+    CHECK(d.restore_bytes == 0 && d.look_ns == NEVER);
+
+    /* Somebody else saw a shortage, and evicted: it counts from now. */
+    signals.owed_bytes = 100 * MIB;
+    signals.now_ns += 60000 * MS;
+    CHECK(neap_pressure_decide(&state, &signals).restore_bytes == 0 && state.pressed);
+    signals.now_ns += 100 * MS;
+    neap_pressure_decide(&state, &signals);
+    signals.now_ns += 5000 * MS;
+    CHECK(neap_pressure_decide(&state, &signals).restore_bytes == 100 * MIB);
+}
+
+/* Seconds from the end of a shortage until something is restored; 100: not within that. */
+static int seconds_to_restore(neap_pressure_state *state, neap_pressure_signals *signals) {
+    signals->owed_bytes = 100 * MIB;
+    signals->machine.available_bytes = 500 * MIB;
+    signals->now_ns += 1000 * MS;
+    neap_pressure_decide(state, signals);
+    signals->machine.available_bytes = 12 * GIB;
+    for (int s = 0; s < 100; s++, signals->now_ns += 1000 * MS)
+        if (neap_pressure_decide(state, signals).restore_bytes > 0) return s;
+    return 100;
+}
+
+static void a_load_that_comes_back_makes_restoring_rare(void) {
+    neap_pressure_state state = {0};
+    neap_pressure_signals signals = quiet(1000 * MS);
+    CHECK(seconds_to_restore(&state, &signals) == 5);
+    neap_pressure_restored(&state, signals.now_ns, 100 * MIB);
+    CHECK(seconds_to_restore(&state, &signals) == 10);
+    CHECK(seconds_to_restore(&state, &signals) == 10); /* was not restored in between */
+    neap_pressure_restored(&state, signals.now_ns, 100 * MIB);
+    CHECK(seconds_to_restore(&state, &signals) == 20);
+    neap_pressure_restored(&state, signals.now_ns, 100 * MIB);
+    signals.now_ns += 61000 * MS; /* it lasted */
+    CHECK(seconds_to_restore(&state, &signals) == 5);
+
+    /* Restoring that fails is tried again, ever later. */
+    int tries = 0;
+    for (uint64_t until_ns = signals.now_ns + 600000 * MS; signals.now_ns < until_ns;) {
+        const neap_pressure_decision d = neap_pressure_decide(&state, &signals);
+        CHECK(d.look_ns > signals.now_ns);
+        if (d.restore_bytes > 0) neap_pressure_restored(&state, signals.now_ns, 0);
+        tries += d.restore_bytes > 0;
+        signals.now_ns = d.look_ns;
+    }
+    CHECK(tries >= 4 && tries <= 8);
+}
+
+/* What comes back takes memory fast: that is no program which fills it. */
+static void restoring_is_no_growing_load(void) {
+    neap_pressure_state state = {0};
+    neap_pressure_signals signals = quiet(1000 * MS);
+    signals.machine.size_bytes = GIB; /* low 64, near 256 MiB */
+    signals.machine.available_bytes = 900 * MIB;
+    signals.owed_bytes = 700 * MIB;
+    neap_pressure_decide(&state, &signals); /* owed by a shortage that somebody else saw */
+    signals.now_ns += 1000 * MS;
+    neap_pressure_decide(&state, &signals);
+    signals.now_ns += 6000 * MS;
+    uint64_t restored = 0;
+    for (int i = 0; i < 50; i++, signals.now_ns += 50 * MS) {
+        const neap_pressure_decision d = neap_pressure_decide(&state, &signals);
+        CHECK(d.release_bytes == 0 && d.severity == NEAP_PRESSURE_CALM);
+        const uint64_t bytes = d.restore_bytes < 64 * MIB ? d.restore_bytes : 64 * MIB;
+        if (bytes == 0) signals.machine.available_bytes = 250 * MIB; /* others took some, too */
+        if (bytes == 0) continue;
+        signals.machine.available_bytes -= bytes;
+        signals.owed_bytes -= bytes;
+        restored += bytes;
+        neap_pressure_restored(&state, signals.now_ns, bytes);
+    }
+    CHECK(restored == 580 * MIB);
 }
 
 static void stalls_count_only_near_the_end(void) {
@@ -214,6 +307,8 @@ int main(void) {
     nothing_without_pressure();
     little_left_asks_for_what_is_missing();
     restoring_waits_until_it_holds();
+    a_load_that_comes_back_makes_restoring_rare();
+    restoring_is_no_growing_load();
     stalls_count_only_near_the_end();
     a_group_is_a_machine_of_its_own();
     told_gives_a_quarter();

@@ -1,6 +1,7 @@
 /* test_profile.c - rates out of a profile, their correction by restores, and what a drifted rate
  * does to the placement. Numbers are worked out by hand. */
 #include <math.h>
+#include <errno.h>
 #include <string.h>
 
 #include "check.h"
@@ -112,6 +113,20 @@ static void test_lists(void) {
     CHECK(profile.n_models == NEAP_PROFILE_MODELS && profile.models[0].digest == 2);
     neap_profile_model_put(&profile, &(neap_profile_model){.digest = 5, .n_layers = 77});
     CHECK(profile.n_models == NEAP_PROFILE_MODELS && profile.models[3].n_layers == 77);
+    char kind[200];
+    for (uint64_t i = 0; i < NEAP_PROFILE_ATTENTIONS + 2; i++) {
+        snprintf(kind, sizeof kind, "kind %d", (int)i);
+        CHECK(neap_profile_attention_put(&profile, kind, (neap_attention_times){i, i}) == 0);
+    }
+    CHECK(profile.n_attentions == NEAP_PROFILE_ATTENTIONS);
+    CHECK(!neap_profile_attention_find(&profile, "kind 1"));
+    CHECK(neap_profile_attention_find(&profile, "kind 2")->times.our_ns == 2);
+    CHECK(neap_profile_attention_put(&profile, "kind 9", (neap_attention_times){1, 77}) == 0);
+    CHECK(profile.n_attentions == NEAP_PROFILE_ATTENTIONS);
+    CHECK(neap_profile_attention_find(&profile, "kind 9")->times.our_ns == 77);
+    memset(kind, 'x', sizeof kind);
+    kind[sizeof profile.attentions[0].kind] = '\0';
+    CHECK(neap_profile_attention_put(&profile, kind, (neap_attention_times){1, 1}) == -EINVAL);
 }
 
 static void test_observe(void) {

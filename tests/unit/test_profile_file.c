@@ -34,11 +34,21 @@ static neap_profile make_profile(void) {
                                       .prefill_ns = 10,
                                       .decode_ns = 20};
     neap_profile_model_put(&profile, &model);
+    CHECK(neap_profile_attention_put(&profile, "f16 \"x\"", (neap_attention_times){1, 2}) == 0);
+    CHECK(neap_profile_attention_put(&profile, "q8_0", (neap_attention_times){0, 4}) == 0);
     return profile;
 }
 
 static bool is_equal(const neap_profile *a, const neap_profile *b) {
-    if (a->n_codecs != b->n_codecs || a->n_models != b->n_models) return false;
+    if (a->n_codecs != b->n_codecs || a->n_models != b->n_models ||
+        a->n_attentions != b->n_attentions)
+        return false;
+    for (size_t i = 0; i < a->n_attentions; i++) {
+        const neap_profile_attention *x = &a->attentions[i], *y = &b->attentions[i];
+        if (strcmp(x->kind, y->kind) != 0 || x->times.host_ns != y->times.host_ns ||
+            x->times.our_ns != y->times.our_ns)
+            return false;
+    }
     for (size_t i = 0; i < a->n_codecs; i++)
         if (strcmp(a->codecs[i].name, b->codecs[i].name) != 0 ||
             memcmp(a->codecs[i].decode_bps, b->codecs[i].decode_bps,
@@ -179,6 +189,21 @@ static void test_restored(const char *path) {
     }
 }
 
+/* Attention times go into a file that is there, and make none. */
+static void test_attention(const char *path) {
+    neap_profile saved = make_profile(), loaded;
+    const neap_attention_times times = {7, 8};
+    CHECK(neap_profile_save(path, &here, &saved) == 0);
+    CHECK(neap_profile_save_attention(path, &here, "q8_0", times) == 0);
+    saved.attentions[1].times = times;
+    CHECK(neap_profile_load(path, &here, &loaded) == 0 && is_equal(&saved, &loaded));
+    CHECK(neap_profile_save_attention(path, &here, "", times) == -EINVAL);
+    CHECK(neap_profile_load(path, &here, &loaded) == 0 && is_equal(&saved, &loaded));
+    CHECK(remove(path) == 0);
+    CHECK(neap_profile_save_attention(path, &here, "q8_0", times) == -ENOENT);
+    CHECK(neap_profile_load(path, &here, &loaded) == -ENOENT);
+}
+
 static void test_failing(const char *path, const char *folder) {
     const neap_profile saved = make_profile(), empty = {0};
     neap_profile loaded;
@@ -231,6 +256,7 @@ int main(void) {
     test_foreign(path);
     test_damaged(path);
     test_restored(path);
+    test_attention(path);
     test_failing(path, folder);
     test_places(dir);
     temp_remove(dir);

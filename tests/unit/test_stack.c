@@ -60,38 +60,6 @@ static void test_lifo(void) {
     neap_stack_drop(stack, NULL);
 }
 
-/* A codec asks for its bound and needs less: the next record begins where it ended. */
-static void test_trim(void) {
-    const size_t page = neap_vm_page();
-    neap_stack_record *a = push(100 * page, 1);
-    neap_stack_trim(stack, a, page + 1);
-    neap_stack_check(stack);
-    CHECK(live() == page + 1 && committed() == 2 * page);
-    neap_stack_record *b = push(page, 2);
-    CHECK(committed() <= 3 * page);
-    size_t len;
-    const char *first = neap_stack_bytes(a, &len), *second = neap_stack_bytes(b, &len);
-    CHECK(second - first == (ptrdiff_t)(page + 64));
-    /* Below the top: the pages come back, the addresses do not. */
-    neap_stack_record *c = push(50 * page, 3), *d = push(10, 4);
-    neap_stack_trim(stack, c, 10);
-    neap_stack_check(stack);
-    CHECK(live() == page + 1 + page + 10 + 10 && committed() <= 4 * page);
-    neap_stack_trim(stack, c, 1000); /* never grows */
-    holds(a, page + 1, 1);
-    holds(b, page, 2);
-    holds(c, 10, 3);
-    holds(d, 10, 4);
-    uint64_t held;
-    CHECK(neap_vm_held((const char *)first - (uintptr_t)first % page, 60 * page, &held) == 0);
-    CHECK(held <= committed());
-    drop(a);
-    drop(b);
-    drop(d);
-    drop(c);
-    CHECK(committed() == 0);
-}
-
 /* Records dropped out of order give back the pages that they alone held. */
 static void test_holes(void) {
     const size_t page = neap_vm_page();
@@ -148,6 +116,50 @@ static void test_segments(void) {
     CHECK(committed() == 0);
 }
 
+/* Pushes that are announced go to huge pages; when they are over, only what records hold is
+ * committed, and it goes back by parts. */
+static void test_expected(void) {
+    const size_t mib = 1u << 20;
+    enum { N = 10 };
+    neap_stack_record *records[N];
+    size_t len;
+    uint64_t held;
+    neap_stack_expect(stack, 16 * mib);
+    for (unsigned i = 0; i < N; i++)
+        records[i] = push(mib + 1000 * i, (unsigned char)i);
+    const char *base = neap_stack_bytes(records[0], &len);
+    CHECK(committed() < (N + 1) * mib);
+    neap_stack_expect(stack, 0);
+    neap_stack_check(stack);
+    CHECK(neap_vm_held(base, 16 * mib, &held) == 0 && held == committed());
+    drop(records[N - 1]);
+    drop(records[4]); /* amid a huge page */
+    CHECK(neap_vm_held(base, 16 * mib, &held) == 0 && held == committed());
+    for (unsigned i = 0; i < N - 1; i++)
+        if (i != 4) holds(records[i], mib + 1000 * i, (unsigned char)i);
+    neap_stack_record *after = push(100, 77); /* small pages again */
+    CHECK(neap_vm_held(base, 16 * mib, &held) == 0 && held == committed());
+    drop(after);
+    for (unsigned i = 0; i < N - 1; i++)
+        if (i != 4) drop(records[i]);
+    CHECK(committed() == 0);
+
+    /* Announced, and then other than said. */
+    neap_stack_expect(stack, 8 * mib);
+    neap_stack_record *a = push(mib, 1), *b = push(40 * mib, 2), *c = push(10, 3);
+    neap_stack_expect(stack, 0);
+    holds(a, mib, 1);
+    holds(b, 40 * mib, 2);
+    holds(c, 10, 3);
+    CHECK(committed() == 42 * mib - mib + neap_vm_page());
+    drop(a);
+    drop(b);
+    drop(c);
+    neap_stack_expect(stack, 8 * mib);
+    neap_stack_expect(stack, 0);
+    CHECK(committed() == 0);
+}
+
 static void test_no_memory(void) {
     neap_stack_record *a = push(100, 1), *none = NULL;
     void *bytes = NULL;
@@ -165,9 +177,9 @@ static void test_no_memory(void) {
 int main(void) {
     CHECK(neap_stack_create(&stack) == 0);
     test_lifo();
-    test_trim();
     test_holes();
     test_segments();
+    test_expected();
     test_no_memory();
     push(10, 1);
     push(5u << 20, 2);

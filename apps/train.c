@@ -1,0 +1,399 @@
+/* train.c - `neap train`: makes the files that learned codecs need for a model.
+ *
+ * llama-server reads the texts, cut into contexts, through the backend, which writes down what each
+ * layer caches (NEAP_CAPTURE); after each context that file is taken in and emptied. Then come the
+ * bases of each profile and one file for each ratio. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cli.h"
+#include "clock.h"
+#include "geometry.h"
+#include "proc.h"
+#include "server_client.h"
+#include "textfile.h"
+#include "train.h"
+
+#define CONTEXT_TOKENS 4096u
+#define CONTEXT_TOKENS_MIN 512u
+#define N_CTX 16384u /* more than sliding windows have, by which they are told apart */
+#define TEXT_BYTES_MAX ((size_t)64 << 20)
+#define TEXTS_MAX 256
+#define RATIO_MIN 1.5
+#define RATIO_MAX 64.0
+enum { N_PROFILES = 3, RATIOS_MAX = 16 };
+
+static const struct {
+    const char *name;
+    uint32_t profile;
+    double ratio; /* default */
+    bool by_default;
+} profiles[N_PROFILES] = {{"head", NEAP_KLT_PER_HEAD, 4, true},
+                          {"layer", NEAP_KLT_ONE_LAYER, 6, false},
+                          {"joint", NEAP_KLT_FOUR_LAYERS, 8, true}};
+
+typedef struct session {
+    bool as_json;
+    const char *model;
+    char model_path[NEAP_PATH_MAX], folder[NEAP_PATH_MAX - 64], capture[NEAP_PATH_MAX];
+    neap_geometry geometry;
+    char *texts[TEXTS_MAX]; /* paths */
+    size_t n_texts;
+    bool wanted[N_PROFILES];
+    double ratios[RATIOS_MAX];
+    size_t n_ratios; /* 0: each profile's own */
+    neap_trainer *trainer;
+    double share; /* of the bar that is done, and of the step at hand */
+    double step_share;
+    json_t *files;
+} session;
+
+static int no_memory(void) {
+    return neap_cli_error(NEAP_EXIT_FAILED, NULL, "train: %s", neap_strerror(-ENOMEM));
+}
+
+/* ---- texts ---- */
+
+static int add_text(session *s, const char *path) {
+    if (s->n_texts == TEXTS_MAX)
+        return neap_cli_error(NEAP_EXIT_USAGE, "put them together", "more than %d texts",
+                              TEXTS_MAX);
+    if (access(path, R_OK) != 0)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", path, neap_strerror(-errno));
+    s->texts[s->n_texts] = strdup(path);
+    return s->texts[s->n_texts] ? (s->n_texts++, 0) : no_memory();
+}
+
+static int is_text(const struct dirent *entry) {
+    return entry->d_name[0] != '.' && strcmp(entry->d_name, "README") != 0;
+}
+
+/* Those that ship with neap, in the order of their names. */
+static int add_own_texts(session *s) {
+    char folder[NEAP_PATH_MAX], path[2 * NEAP_PATH_MAX];
+    struct dirent **entries;
+    if (neap_path_share("calibration", folder) != 0)
+        return neap_cli_error(NEAP_EXIT_FAILED, "name texts, or install neap again",
+                              "the calibration texts are not there");
+    const int n = scandir(folder, &entries, is_text, alphasort);
+    if (n < 0)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", folder, neap_strerror(-errno));
+    int status = 0;
+    for (int i = 0; i < n; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
+        if (!status) status = add_text(s, path);
+        free(entries[i]);
+    }
+    free(entries);
+    return status;
+}
+
+/* ---- capturing ---- */
+
+/* What the backend has written since the last call, and the file empty again. */
+static int take_capture(session *s) {
+    struct stat info;
+    const int fd = open(s->capture, O_RDWR | O_CLOEXEC);
+    int err = fd >= 0 && fstat(fd, &info) == 0 ? 0 : -errno;
+    const size_t size = err ? 0 : (size_t)info.st_size;
+    uint8_t *bytes = size ? malloc(size) : NULL;
+    if (!err && size && !bytes) err = -ENOMEM;
+    for (size_t at = 0; at < size && !err;) {
+        const ssize_t n = read(fd, bytes + at, size - at);
+        err = n > 0 ? 0 : n == 0 ? -EIO : -errno;
+        at += err ? 0 : (size_t)n;
+    }
+    if (!err && ftruncate(fd, 0) != 0) err = -errno;
+    if (fd >= 0) close(fd);
+    if (!err && size) err = neap_trainer_add(s->trainer, bytes, size);
+    free(bytes);
+    if (!err) return 0;
+    return neap_cli_error(NEAP_EXIT_FAILED, NULL, "the cache of %s: %s", neap_model_label(s->model),
+                          err == -ENOTSUP ? "its keys or heads have a form that klt does not know"
+                                          : neap_strerror(err));
+}
+
+/* One context after the other; what is left at the end of a text counts if it is worth it. */
+static int read_context(session *s, neap_server *server, const neap_tokens *tokens, size_t first) {
+    const size_t left = tokens->n - first;
+    const neap_tokens context = {.ids = tokens->ids + first,
+                                 .n = left < CONTEXT_TOKENS ? left : CONTEXT_TOKENS};
+    neap_answer answer = {0};
+    int status = neap_server_complete(server, &context, 0, true, &answer);
+    neap_answer_free(&answer);
+    return status ? status : take_capture(s);
+}
+
+static int read_text(session *s, neap_server *server, size_t at) {
+    char *text = NULL;
+    size_t len;
+    neap_tokens tokens = {0};
+    const int err = neap_textfile_read(s->texts[at], TEXT_BYTES_MAX, &text, &len);
+    if (err)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", s->texts[at], neap_strerror(err));
+    int status = neap_server_tokenize(server, text, &tokens);
+    for (size_t first = 0; !status && first < tokens.n; first += CONTEXT_TOKENS) {
+        neap_progress_set(s->step_share * ((double)at + (double)first / (double)tokens.n) /
+                              (double)s->n_texts,
+                          "reading texts");
+        if (first == 0 || tokens.n - first >= CONTEXT_TOKENS_MIN)
+            status = read_context(s, server, &tokens, first);
+    }
+    neap_tokens_free(&tokens);
+    free(text);
+    return status;
+}
+
+static int read_texts(session *s) {
+    const neap_server_options options = {.model_path = s->model_path,
+                                         .n_ctx = N_CTX,
+                                         .threads = neap_option_threads(),
+                                         .codec = "none"};
+    neap_server *server = NULL;
+    const int fd = open(s->capture, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", s->capture, neap_strerror(-errno));
+    close(fd);
+    if (setenv("NEAP_CAPTURE", s->capture, 1) != 0) return no_memory();
+    s->step_share = 0.8;
+    int status = neap_server_start(&options, &server);
+    for (size_t i = 0; i < s->n_texts && !status; i++)
+        status = read_text(s, server, i);
+    neap_server_stop(server);
+    unsetenv("NEAP_CAPTURE");
+    unlink(s->capture);
+    s->share = s->step_share;
+    return status;
+}
+
+/* ---- bases ---- */
+
+static session *showing; /* for the callback below */
+
+static void show_step(double done) {
+    neap_progress_set(showing->share + showing->step_share * done, "computing bases");
+}
+
+static int write_model(session *s, const neap_bases *bases, size_t profile, double ratio) {
+    char path[NEAP_PATH_MAX];
+    struct stat info;
+    neap_bases_result result;
+    snprintf(path, sizeof path, "%s/klt-%s-%g.bin", s->folder, profiles[profile].name, ratio);
+    const int err = neap_bases_write(bases, ratio, path, neap_model_label(s->model),
+                                     s->geometry.digest, &result);
+    if (err == NEAP_E_BOUND)
+        return neap_cli_error(NEAP_EXIT_FAILED, "ask for less", "profile %s cannot reach %g times",
+                              profiles[profile].name, ratio);
+    if (err || stat(path, &info) != 0)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", path,
+                              neap_strerror(err ? err : -errno));
+    json_array_append_new(s->files,
+                          json_pack("{s:s, s:f, s:s, s:I, s:i, s:I, s:I, s:f}", "profile",
+                                    profiles[profile].name, "ratio", ratio, "path", path, "bytes",
+                                    (json_int_t)info.st_size, "groups", (int)result.n_groups,
+                                    "columns", (json_int_t)result.n_columns, "components",
+                                    (json_int_t)result.n_kept, "expected_loss", result.distortion));
+    return 0;
+}
+
+static int make_profile(session *s, size_t profile) {
+    neap_bases *bases = NULL;
+    const neap_trainer_info info = neap_trainer_tell(s->trainer);
+    showing = s;
+    const int err = neap_bases_make(s->trainer, profiles[profile].profile, show_step, &bases);
+    s->share += s->step_share;
+    if (err == -ENODATA)
+        return neap_cli_error(NEAP_EXIT_FAILED, "give more text",
+                              "%s: %llu tokens are too few to learn from",
+                              neap_model_label(s->model), (unsigned long long)info.n_tokens);
+    if (err)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "profile %s: %s", profiles[profile].name,
+                              neap_strerror(err));
+    int status = 0;
+    for (size_t i = 0; i < s->n_ratios && !status; i++)
+        status = write_model(s, bases, profile, s->ratios[i]);
+    if (s->n_ratios == 0) status = write_model(s, bases, profile, profiles[profile].ratio);
+    neap_bases_free(bases);
+    return status;
+}
+
+static int make_profiles(session *s) {
+    size_t n = 0;
+    for (size_t i = 0; i < N_PROFILES; i++)
+        n += s->wanted[i];
+    s->step_share = (1 - s->share) / (double)n;
+    if (neap_trainer_tell(s->trainer).n_layers == 0)
+        return neap_cli_error(NEAP_EXIT_FAILED, "its caches need a codec without training",
+                              "%s: no layer keeps keys and values that grow with the context",
+                              neap_model_label(s->model));
+    int status = 0;
+    for (size_t i = 0; i < N_PROFILES && !status; i++)
+        if (s->wanted[i]) status = make_profile(s, i);
+    return status;
+}
+
+/* ---- showing ---- */
+
+static json_t *document(const session *s, double seconds) {
+    char digest[32];
+    const neap_trainer_info info = neap_trainer_tell(s->trainer);
+    snprintf(digest, sizeof digest, "%016llx", (unsigned long long)s->geometry.digest);
+    return json_pack(
+        "{s:s, s:s, s:I, s:i, s:i, s:b, s:f, s:O}", "model", neap_model_label(s->model), "digest",
+        digest, "tokens", (json_int_t)info.n_tokens, "layers", (int)info.n_layers, "layers_left",
+        (int)info.n_left, "weighed", info.has_grams ? 1 : 0, "seconds", seconds, "files", s->files);
+}
+
+static void print_table(const session *s, double seconds) {
+    const neap_trainer_info info = neap_trainer_tell(s->trainer);
+    size_t i;
+    json_t *file;
+    printf("%s: %u layers, learned from %llu tokens in %.0f s\n", neap_model_label(s->model),
+           info.n_layers, (unsigned long long)info.n_tokens, seconds);
+    if (info.n_left)
+        printf("%u layers with a sliding window are left to another codec\n", info.n_left);
+    if (!info.has_grams)
+        neap_cli_warn("the output matrix was not found: all directions of the values count alike");
+    printf("\n%-8s %5s %11s %11s  %s\n", "profile", "ratio", "components", "size", "file");
+    json_array_foreach(s->files, i, file) {
+        char kept[48];
+        snprintf(kept, sizeof kept, "%lld/%lld",
+                 (long long)json_integer_value(json_object_get(file, "components")),
+                 (long long)json_integer_value(json_object_get(file, "columns")));
+        printf("%-8s %5g %11s %11s  %s\n", json_string_value(json_object_get(file, "profile")),
+               json_number_value(json_object_get(file, "ratio")), kept,
+               neap_cli_size((uint64_t)json_integer_value(json_object_get(file, "bytes"))),
+               json_string_value(json_object_get(file, "path")));
+    }
+}
+
+/* ---- command ---- */
+
+static int locate(session *s) {
+    char cache[NEAP_PATH_MAX - 256];
+    int err = neap_geometry_read(s->model_path, &s->geometry);
+    if (err)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "model %s: %s", s->model_path,
+                              neap_strerror(err));
+    err = neap_cache_dir(cache, sizeof cache);
+    if (!err) {
+        snprintf(s->folder, sizeof s->folder, "%s/trained/%016llx", cache,
+                 (unsigned long long)s->geometry.digest);
+        snprintf(s->capture, sizeof s->capture, "%s/capture-%d", s->folder, (int)getpid());
+        err = neap_make_dirs(s->folder, 0700);
+    }
+    if (!err) return 0;
+    return neap_cli_error(NEAP_EXIT_FAILED, "set HOME or XDG_CACHE_HOME", "%s: %s", s->folder,
+                          neap_strerror(err));
+}
+
+static int run(session *s) {
+    const uint64_t began = neap_clock_ns();
+    int status = s->n_texts ? 0 : add_own_texts(s);
+    if (!status) status = locate(s);
+    if (!status && neap_trainer_create(&s->trainer) != 0) status = no_memory();
+    if (status) return status;
+    neap_progress_start("train");
+    status = read_texts(s);
+    if (!status) status = make_profiles(s);
+    neap_progress_stop();
+    if (status) return status;
+    const double seconds = (double)(neap_clock_ns() - began) / 1e9;
+    if (s->as_json) return neap_cli_print_json(document(s, seconds));
+    print_table(s, seconds);
+    return neap_cli_finish(NEAP_EXIT_OK);
+}
+
+static int take_profile(session *s, const char *name) {
+    for (size_t i = 0; i < N_PROFILES; i++)
+        if (strcmp(profiles[i].name, name) == 0) {
+            s->wanted[i] = true;
+            return 0;
+        }
+    return neap_cli_error(NEAP_EXIT_USAGE, "head, layer or joint", "--profile %s: unknown", name);
+}
+
+static int take_ratio(session *s, const char *text) {
+    char *end;
+    const double ratio = strtod(text, &end);
+    if (end == text || *end || !(ratio >= RATIO_MIN && ratio <= RATIO_MAX))
+        return neap_cli_error(NEAP_EXIT_USAGE, NULL, "--ratio %s: not a number from %g to %g", text,
+                              RATIO_MIN, RATIO_MAX);
+    if (s->n_ratios == RATIOS_MAX)
+        return neap_cli_error(NEAP_EXIT_USAGE, NULL, "more than %d ratios", RATIOS_MAX);
+    s->ratios[s->n_ratios++] = ratio;
+    return 0;
+}
+
+static const neap_command command = {
+    "train",
+    "usage: neap train [OPTIONS] MODEL [TEXT...]\n"
+    "\n"
+    "Makes what the codec klt needs for this model: it reads the texts (without any: those that\n"
+    "come with neap), learns how its keys and values vary and which errors of them matter, and\n"
+    "keeps bases and bit allocations in the cache folder, under the model's digest.\n"
+    "\n"
+    "  --profile P   head (each head alone), layer, or joint (up to four layers); may be repeated\n"
+    "                (default: head and joint)\n"
+    "  --ratio R     bytes before to bytes after; may be repeated (default: 4 for head, 6 for\n"
+    "                layer, 8 for joint)\n"
+    "  --threads N   compute threads of the model\n"
+    "  --json        one JSON document on standard output\n"
+    "  -h, --help    this text\n"
+    "  --version     the version\n"};
+
+static int take_arguments(session *s, int argc, char **argv) {
+    int status = 0;
+    bool any = false;
+    if (argc == optind)
+        return neap_cli_error(NEAP_EXIT_USAGE, "see neap train --help", "which model?");
+    s->model = argv[optind];
+    for (size_t i = 0; i < N_PROFILES; i++)
+        any = any || s->wanted[i];
+    for (size_t i = 0; i < N_PROFILES && !any; i++)
+        s->wanted[i] = profiles[i].by_default;
+    for (int i = optind + 1; i < argc && !status; i++)
+        status = add_text(s, argv[i]);
+    if (!status) status = neap_model_resolve(s->model, s->model_path);
+    return status ? status : neap_path_load_backend();
+}
+
+int neap_cmd_train(int argc, char **argv) {
+    enum { JSON = NEAP_OPT_OWN, PROFILE, RATIO };
+    static const struct option options[] = {NEAP_OPTIONS_BASIC,
+                                            {"json", no_argument, NULL, JSON},
+                                            {"profile", required_argument, NULL, PROFILE},
+                                            {"ratio", required_argument, NULL, RATIO},
+                                            {"threads", required_argument, NULL, NEAP_OPT_THREADS},
+                                            {0}};
+    int code, status = 0;
+    bool done = false;
+    session *s = calloc(1, sizeof *s);
+    if (s) s->files = json_array();
+    if (!s || !s->files) {
+        free(s);
+        return no_memory();
+    }
+    while (!done && (code = getopt_long(argc, argv, ":h", options, NULL)) != -1) {
+        done = neap_option_basic(&command, code, argv, &status);
+        if (done) break;
+        s->as_json = s->as_json || code == JSON;
+        if (code == PROFILE) status = take_profile(s, optarg);
+        if (code == RATIO) status = take_ratio(s, optarg);
+        if (code == NEAP_OPT_THREADS) status = neap_option_common(code, optarg);
+        done = status != 0;
+    }
+    if (!done) status = take_arguments(s, argc, argv);
+    if (!done && !status) status = run(s);
+    for (size_t i = 0; i < s->n_texts; i++)
+        free(s->texts[i]);
+    neap_trainer_free(s->trainer);
+    json_decref(s->files);
+    free(s);
+    return status;
+}

@@ -1,0 +1,29 @@
+/* rope.h - rotary position embedding from the parameters of ggml's ROPE to the turns that klt.h
+ * stores, and turning a head by them. Pure.
+ * Heads      f32, in place. */
+#ifndef NEAP_CODEC_ROPE_H
+#define NEAP_CODEC_ROPE_H
+
+#include "klt.h"
+
+/* What ggml's ROPE is given. */
+typedef struct neap_rope {
+    int32_t mode;   /* bit 1: NEOX; bit 3: by sections (M-RoPE), which turn text as NEOX does */
+    int32_t n_dims; /* 0: keys are not turned */
+    int32_t n_ctx_orig;
+    float freq_base, freq_scale;
+    float ext_factor, attn_factor, beta_fast, beta_slow; /* YaRN */
+    const float *freq_factors;                           /* [n_dims / 2]; NULL: all 1 */
+} neap_rope;
+
+/* The same as angles for each position. Between the two lies only f32 rounding: ggml multiplies
+ * from pair to pair. Fails: -ENOTSUP (a mode or a size that is not known). */
+int neap_rope_fold(const neap_rope *rope, uint32_t head_dim, neap_klt_rope *ret_rope);
+
+/* Cosine and sine of each pair at a position, without the magnitude: table[n_dims]. */
+void neap_rope_table(const neap_klt_rope *rope, int32_t position, float *table);
+/* From what the cache holds to the head before RoPE, and the transpose of turning it (for a query:
+ * the inner product of the result with a key before RoPE is the score). */
+void neap_rope_unturn(const neap_klt_rope *rope, const float *table, float *head);
+void neap_rope_transpose(const neap_klt_rope *rope, const float *table, float *head);
+#endif

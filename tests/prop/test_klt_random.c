@@ -1,0 +1,184 @@
+/* test_klt_random.c - random models and caches: all kernels give the same bytes; what comes back is
+ * as near as the quantisers say; exact rows are exact; nothing outside the rows is touched. */
+#include "klt_problem.h"
+
+static klt_shape random_shape(void) {
+    static const uint32_t dims[] = {16, 64, 32, 80, 128, 24};
+    klt_shape shape = {.n_blocks = 1 + klt_next(2),
+                       .n_layers = 1 + klt_next(4),
+                       .n_heads = 1 + klt_next(3),
+                       .k_dim = dims[klt_next(6)],
+                       .mode = klt_next(3),
+                       .magnitude = klt_next(2) ? 1 : 1.25f,
+                       .bits = 0.75 + klt_next(64) / 16.0,
+                       .decay = 1e-2 / (1 + klt_next(100)),
+                       .permille = klt_next(4) * 4,
+                       .metric = klt_next(2)};
+    shape.v_dim = klt_next(3) ? shape.k_dim : dims[klt_next(6)];
+    shape.heads_a_group = 1 + klt_next(shape.n_heads);
+    while (shape.n_layers * shape.heads_a_group * (shape.k_dim + shape.v_dim) > 400)
+        if (shape.n_layers > 1)
+            shape.n_layers--;
+        else if (shape.heads_a_group > 1)
+            shape.heads_a_group--;
+        else
+            shape.k_dim = shape.v_dim = 64;
+    if (shape.mode != NEAP_KLT_ROPE_NONE)
+        shape.rope_dims = klt_next(2) ? shape.k_dim : 2 * (1 + klt_next(shape.k_dim / 2));
+    return shape;
+}
+
+static uint8_t wild[NEAP_KLT_HEADS][NEAP_KLT_ROWS];
+
+/* Some rows of a chunk are the first of a sequence, unknown, or not finite; and as many others as
+ * outliers are allowed are 30 times as far from the mean in a group. */
+static void spoil(const klt_problem *p, neap_klt_chunk *chunk, bool *exact) {
+    int32_t *positions = (int32_t *)(uintptr_t)chunk->positions;
+    const uint32_t n_groups = p->blocks[chunk->block].n_groups;
+    uint32_t left = n_groups * chunk->n_rows * p->shape.permille / 1000;
+    memset(wild, 0, sizeof wild);
+    for (uint32_t r = 0; r < chunk->n_rows; r++) {
+        const uint32_t kind = klt_next(40), g = klt_next(n_groups);
+        exact[r] = kind < 3;
+        positions[r] = kind < 2 ? (int32_t)klt_next(NEAP_KLT_FIRST_EXACT + 1) - 1
+                                : (int32_t)klt_next(100000) + NEAP_KLT_FIRST_EXACT;
+        if (exact[r] || left == 0 || klt_next(10)) continue;
+        wild[g][r] = 30;
+        left--;
+    }
+    klt_chunk_fill(p, chunk, wild);
+    for (uint32_t r = 0; r < chunk->n_rows; r++)
+        if (exact[r] && positions[r] >= NEAP_KLT_FIRST_EXACT)
+            ((uint16_t *)(void *)((uint8_t *)chunk->v[0].data + r * chunk->v[0].row_stride))[0] =
+                0x7e01;
+}
+
+static bool row_equal(const klt_problem *p, const neap_klt_chunk *a, const neap_klt_chunk *b,
+                      uint32_t row) {
+    for (uint32_t l = 0; l < p->shape.n_layers; l++)
+        if (memcmp((uint8_t *)a->k[l].data + row * a->k[l].row_stride,
+                   (uint8_t *)b->k[l].data + row * b->k[l].row_stride,
+                   klt_row_bytes(&p->shape, false)) ||
+            memcmp((uint8_t *)a->v[l].data + row * a->v[l].row_stride,
+                   (uint8_t *)b->v[l].data + row * b->v[l].row_stride,
+                   klt_row_bytes(&p->shape, true)))
+            return false;
+    return true;
+}
+
+/* What the tables, made for heavier tails, do to a normal variable of unit variance. */
+static double klt_normal_distortion(uint32_t bits) {
+    static double known[NEAP_KLT_BITS + 1];
+    const float *table = neap_klt_default_table(bits);
+    if (bits == 0) return 1;
+    if (known[bits] > 0) return known[bits];
+    double sum = 0, weight = 0;
+    uint32_t k = 0;
+    for (double x = -5; x < 5; x += 1e-3) {
+        while (k + 1 < 1u << bits && x > ((double)table[k] + (double)table[k + 1]) / 2)
+            k++;
+        const double w = exp(-x * x / 2), off = x - (double)table[k];
+        sum += w * off * off;
+        weight += w;
+    }
+    return known[bits] = sum / weight;
+}
+
+/* The error that a row is expected to have: distortion of the kept, power of the others. */
+static double klt_expected_error(const klt_problem *p, uint32_t g) {
+    double sum = 0;
+    for (uint32_t c = 0; c < p->columns[g]; c++)
+        sum += p->sd[g][c] * p->sd[g][c] * klt_normal_distortion(p->bits[g][c]);
+    return sum;
+}
+/* The mean error of rows against what the quantisers give, and against what encoding said; wild
+ * rows have one of 8-bit codes. */
+static bool errors_hold(const klt_problem *p, const neap_klt_chunk *was, const neap_klt_chunk *is,
+                        const bool *exact, float said) {
+    const neap_klt_block *block = &p->blocks[was->block];
+    double total = 0, expected = 0, floor = 0, unseen = 0, noise = 0;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < block->n_groups; i++)
+        for (uint32_t r = 0; r < was->n_rows; r++) {
+            double rounding;
+            const uint32_t g = block->first_group + i;
+            if (exact[r]) continue;
+            const double error = klt_row_error(p, was, is, g, r, &rounding);
+            if (wild[i][r]) {
+                double power = 0;
+                for (uint32_t c = 0; c < p->columns[g]; c++)
+                    power += p->sd[g][c] * p->sd[g][c] * 900;
+                if (error > power * 0.01) return false;
+                continue;
+            }
+            total += error;
+            expected += klt_expected_error(p, g);
+            for (uint32_t c = 0; !p->shape.metric && c < p->columns[g]; c++)
+                unseen += p->bits[g][c] ? 0 : p->sd[g][c] * p->sd[g][c];
+            floor += 3 * rounding;
+            for (uint32_t c = 0; p->shape.metric && c < p->columns[g]; c++)
+                noise += p->sd[g][c] * p->sd[g][c] * 0x1p-9;
+            n++;
+        }
+    if (n < 100) return true;                           /* too few for a mean */
+    const double least = p->shape.permille ? 0.6 : 0.7; /* outliers are the worst rows */
+    return total <= 1.25 * expected + floor && total >= least * expected &&
+           fabs((total - unseen) / n - (double)said) <= (0.2 * total + floor + noise) / n;
+}
+
+static void run(uint64_t seed) {
+    klt_problem p;
+    neap_klt_chunk was, is, other;
+    bool exact[NEAP_KLT_ROWS];
+    klt_state = seed;
+    const klt_shape shape = random_shape();
+    klt_problem_make(&p, &shape, seed);
+    neap_klt_model *model = klt_model_of(&p.spec);
+    const uint32_t n_rows = klt_next(2) ? 256 : 1 + klt_next(256), gap = 2 * klt_next(9),
+                   block = klt_next(shape.n_blocks);
+    klt_chunk_make(&p, block, n_rows, gap, &was);
+    klt_chunk_make(&p, block, n_rows, gap, &is);
+    klt_chunk_make(&p, block, n_rows, gap, &other);
+    spoil(&p, &was, exact);
+    memcpy((void *)(uintptr_t)is.positions, was.positions, n_rows * sizeof *was.positions);
+    memcpy((void *)(uintptr_t)other.positions, was.positions, n_rows * sizeof *was.positions);
+    const size_t cap = neap_klt_bound(model, &was);
+    uint8_t *coded = malloc(cap), *again = malloc(cap);
+    void *scratch = klt_scratch(model);
+    CHECK(coded && again);
+    size_t len = 0, other_len = 0;
+    float said = 0, other_said = 0;
+    const neap_klt_kernel *kernel = neap_klt_kernel_at(0);
+    CHECK(neap_klt_encode_with(kernel, model, &was, scratch, coded, cap, &len, &said) == 0);
+    CHECK(len <= cap);
+    CHECK(neap_klt_decode_with(kernel, model, coded, len, &is, scratch) == 0);
+    for (size_t k = 1; (kernel = neap_klt_kernel_at(k)) != NULL; k++) {
+        CHECK(neap_klt_encode_with(kernel, model, &was, scratch, again, cap, &other_len,
+                                   &other_said) == 0);
+        CHECK(other_len == len && memcmp(coded, again, len) == 0 && said == other_said);
+        CHECK(neap_klt_decode_with(kernel, model, coded, len, &other, scratch) == 0);
+        CHECK(klt_chunk_equal(&p, &is, &other));
+    }
+    for (uint32_t r = 0; r < n_rows; r++)
+        CHECK(!exact[r] || row_equal(&p, &was, &is, r));
+    if (!errors_hold(&p, &was, &is, exact, said)) {
+        fprintf(stderr, "seed %llu: errors\n", (unsigned long long)seed);
+        exit(1);
+    }
+    free(coded);
+    free(again);
+    free(scratch);
+    klt_chunk_free(&p, &was);
+    klt_chunk_free(&p, &is);
+    klt_chunk_free(&p, &other);
+    neap_klt_model_close(model);
+    klt_problem_free(&p);
+}
+
+int main(int argc, char **argv) {
+    const uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1,
+                   n = argc > 2 ? strtoull(argv[2], NULL, 10) : 40;
+    for (uint64_t seed = first; seed < first + n; seed++)
+        run(seed);
+    return 0;
+}
