@@ -16,8 +16,9 @@ static const struct {
     {"ttft", neap_bench_ttft, "time to first token after an eviction, against partial-offload"},
     {"evict", neap_bench_evict, "how fast memory is given back, against memcpy"},
     {"codec", neap_bench_codec, "size and speed of the codecs on a model's KV cache"},
+    {"multitask", neap_bench_multitask, "who survives beside a program that takes memory"},
 };
-static const char *const later[] = {"fidelity", "decode", "multitask"};
+static const char *const later[] = {"fidelity", "decode"};
 
 const char neap_bench_help[] = "  --model MODEL  a name of neap models or a path\n"
                                "  --reps N       pairs of runs, interleaved (default 5)\n"
@@ -68,7 +69,7 @@ static int usage(void) {
          "\n"
          "Measures on this machine, always as ratios of interleaved runs.\n");
     for (size_t i = 0; i < sizeof benches / sizeof *benches; i++)
-        printf("  %-8s %s\n", benches[i].name, benches[i].help);
+        printf("  %-9s %s\n", benches[i].name, benches[i].help);
     puts("\n"
          "  -h, --help  this text; neap bench NAME --help for one of them\n"
          "  --version   the version");

@@ -120,7 +120,7 @@ static int run(neap_ttft *b) {
 
 /* ---- options ---- */
 
-enum { OPT_CONTEXT = NEAP_OPT_BENCH, OPT_REMAINING, OPT_TEXT, OPT_PLOT };
+enum { OPT_CONTEXT = NEAP_OPT_BENCH, OPT_REMAINING, OPT_TEXT, OPT_PLOT, OPT_ONLY };
 
 static int add_side(neap_ttft *b, const char *policy, const char *attn) {
     if (b->n_sides == NEAP_TTFT_SIDES_MAX)
@@ -188,6 +188,7 @@ static const neap_command command = {
     "\n"
     "  --context LIST   tokens of the context, as in 8192,16384 (default 8192; 4096 with --quick)\n"
     "  --remaining L    shares still in memory, in per cent (default 0,25,50,75,100)\n"
+    "  --only kv        evict KV alone; shares are of KV then\n"
     "  --policy NAME    what to compare with partial-offload (default hybrid); may be given "
     "again;\n"
     "                   os-paging: llama.cpp without neap, paged out by the kernel (needs root)\n"
@@ -207,6 +208,11 @@ static int take_option(neap_ttft *b, int code, const char *value) {
     case OPT_TEXT:
         b->text_path = value;
         return 0;
+    case OPT_ONLY:
+        b->only_kv = true;
+        return strcmp(value, "kv") == 0
+                   ? 0
+                   : neap_cli_error(NEAP_EXIT_USAGE, "give kv", "--only %s: not kv", value);
     case OPT_PLOT:
         b->plot_path = value;
         return 0;
@@ -228,6 +234,9 @@ static int complete_options(neap_ttft *b) {
     for (size_t i = NEAP_TTFT_COMPARED; i < b->n_sides; i++)
         if (strcmp(b->sides[i].policy, NEAP_TTFT_PAGING) != 0)
             compares = true;
+        else if (b->only_kv)
+            return neap_cli_error(NEAP_EXIT_USAGE, "leave --only out",
+                                  NEAP_TTFT_PAGING " takes weights, too");
         else if (b->levels[b->n_levels - 1] > 0)
             return neap_cli_error(NEAP_EXIT_USAGE, "add 0 to --remaining",
                                   NEAP_TTFT_PAGING " is measured at 0 %% only");
@@ -253,6 +262,7 @@ int neap_bench_ttft(int argc, char **argv) {
         {"policy", required_argument, NULL, NEAP_OPT_POLICY},
         {"text", required_argument, NULL, OPT_TEXT},
         {"plot", required_argument, NULL, OPT_PLOT},
+        {"only", required_argument, NULL, OPT_ONLY},
         {0}};
     neap_ttft b = {.codec = "q8"};
     int code, status = parse_levels(&b, "0,25,50,75,100");

@@ -161,11 +161,12 @@ static void print_attention(const json_t *stat) {
 static void print_pressure(const json_t *pressure) {
     const char *sources = neap_instance_text(pressure, "sources");
     if (!pressure) return;
-    printf("  pressure    %s%s%s%s, released by itself %s in %llu times\n",
+    printf("  pressure    %s%s%s%s, released by itself %s in %llu times, brought back %s\n",
            neap_instance_text(pressure, "level"), *sources ? " (" : "", sources,
            *sources ? ")" : "",
            neap_cli_size(neap_instance_count(pressure, NULL, "released_bytes")),
-           (unsigned long long)neap_instance_count(pressure, NULL, "releases"));
+           (unsigned long long)neap_instance_count(pressure, NULL, "releases"),
+           neap_cli_size(neap_instance_count(pressure, NULL, "restored_bytes")));
 }
 
 static void print_write_behind(const json_t *stat) {

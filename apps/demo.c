@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "cli.h"
-#include "proc.h"
 #include "server_client.h"
 
 #define CONTEXT_WORDS 2000
@@ -25,13 +24,6 @@ typedef struct session {
     bool identical;        /* every later answer was the resident one, to the token */
     size_t same, compared; /* next tokens chosen as before, of those asked */
 } session;
-
-/* Pss_Anon + SwapPss + Pss_File (CONTRACT.md: memory). */
-static uint64_t memory_held(int pid) {
-    neap_proc_memory memory = {0};
-    if (neap_proc_memory_read(pid, &memory) != 0) return 0;
-    return memory.anon_bytes + memory.swap_bytes + memory.file_bytes;
-}
 
 static int prepare_prompts(session *s) {
     char *text = neap_text_generate(CONTEXT_WORDS), *question = NULL, *other = NULL;
@@ -110,7 +102,7 @@ static int ask_again(session *s, unsigned permille) {
     neap_answer_free(&ignored);
     if (!status) status = evict(s, permille);
     if (status) return status;
-    const uint64_t held = memory_held(neap_server_pid(s->server));
+    const uint64_t held = neap_server_memory(s->server);
     status = neap_server_complete(s->server, &s->question, ANSWER_TOKENS, false, &answer);
     if (status) return status;
     if (answer.prompt_n > 256)

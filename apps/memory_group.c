@@ -81,9 +81,18 @@ int neap_memory_group_open(const char *name, neap_memory_group *ret_group) {
     return open_below(tops[1].version, tops[1].dir, name, ret_group);
 }
 
-int neap_memory_group_limit(const neap_memory_group *group, uint64_t bytes) {
-    return put_number(group->dir, group->version == 1 ? "memory.limit_in_bytes" : "memory.max",
-                      bytes);
+int neap_memory_group_limit(const neap_memory_group *group, uint64_t bytes, uint64_t swap_bytes) {
+    const bool v1 = group->version == 1;
+    const char *memory = v1 ? "memory.limit_in_bytes" : "memory.max";
+    const char *swap = v1 ? "memory.memsw.limit_in_bytes" : "memory.swap.max";
+    const uint64_t swap_value = v1 ? bytes + swap_bytes : swap_bytes; /* v1: of both together */
+    int err = put_number(group->dir, memory, bytes);
+    if (err == -EINVAL && v1) { /* above that of both, which must go first then */
+        err = put_number(group->dir, swap, swap_value);
+        if (!err) err = put_number(group->dir, memory, bytes);
+    }
+    if (!err) err = put_number(group->dir, swap, swap_value);
+    return err == -ENOENT ? 0 : err;
 }
 
 int neap_memory_group_add(const neap_memory_group *group, int pid) {

@@ -23,9 +23,9 @@ typedef struct neap_memory_group_reading {
 /* Makes the group neap-NAME-PID, without a limit, below the top of the hierarchy.
  * Fails: -EACCES, -EPERM (not root), -ENOTSUP (no memory controller). */
 int neap_memory_group_open(const char *name, neap_memory_group *ret_group);
-/* Memory in it from now on. A lower limit than usage has the kernel reclaim at once: -EBUSY when
- * it cannot (v1). */
-int neap_memory_group_limit(const neap_memory_group *group, uint64_t bytes);
+/* At most so much memory in it from now on, and so much swapped out where the kernel accounts swap.
+ * A lower limit than usage has the kernel reclaim at once: -EBUSY when it cannot (v1). */
+int neap_memory_group_limit(const neap_memory_group *group, uint64_t bytes, uint64_t swap_bytes);
 /* Moves a process (0: the caller) into the group; what it holds already stays charged elsewhere. */
 int neap_memory_group_add(const neap_memory_group *group, int pid);
 int neap_memory_group_read(const neap_memory_group *group, neap_memory_group_reading *ret_reading);

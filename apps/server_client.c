@@ -23,6 +23,7 @@
 
 #include "cli.h"
 #include "clock.h"
+#include "proc.h"
 
 #define START_LIMIT_NS (600ull * 1000000000)
 #define POLL_NS 50000000l
@@ -36,6 +37,7 @@ struct neap_server {
     CURL *curl;
     struct curl_slist *headers;
     clockid_t cpu_clock;
+    bool may_die;
 };
 
 /* A response body as it arrives; of an event stream every "data:" line is looked at. */
@@ -97,6 +99,7 @@ static void become_server(const neap_server_options *options, const neap_server 
     set_or_leave("NEAP_CODEC", options->codec);
     set_or_leave("NEAP_POLICY", options->policy);
     set_or_leave("NEAP_ATTN", options->attn);
+    set_or_leave("NEAP_PRESSURE", options->pressure);
 
     char program[NEAP_PATH_MAX], port[16], n_ctx[16], threads[16];
     neap_path_program("llama-server", program);
@@ -162,6 +165,16 @@ void neap_server_stop(neap_server *server) {
 
 int neap_server_pid(const neap_server *server) {
     return server->pid;
+}
+
+bool neap_server_alive(neap_server *server) {
+    return !ended(server);
+}
+
+uint64_t neap_server_memory(const neap_server *server) {
+    neap_proc_memory memory = {0};
+    if (server->pid <= 0 || neap_proc_memory_read(server->pid, &memory) != 0) return 0;
+    return memory.anon_bytes + memory.swap_bytes + memory.file_bytes;
 }
 
 /* ---- HTTP ---- */
@@ -265,7 +278,7 @@ static int request(neap_server *server, const char *path, const char *body, bool
     long http_status = 0;
     curl_easy_getinfo(server->curl, CURLINFO_RESPONSE_CODE, &http_status);
     if (code == CURLE_OK && http_status == 200 && !r->failed) return 0;
-    if (quiet) return NEAP_EXIT_FAILED;
+    if (quiet || (server->may_die && code != CURLE_OK)) return NEAP_EXIT_FAILED;
     const int status =
         neap_cli_error(NEAP_EXIT_FAILED, NULL, "llama-server %s: %s (HTTP %ld) %.300s", path,
                        code == CURLE_OK ? "refused" : curl_easy_strerror(code), http_status,
@@ -348,6 +361,7 @@ int neap_server_start(const neap_server_options *options, neap_server **ret_serv
         neap_server *server = prepare();
         if (!server)
             return neap_cli_error(NEAP_EXIT_FAILED, NULL, "llama-server: no port, memory or curl");
+        server->may_die = options->may_die;
         if ((status = spawn(server, options))) {
             neap_server_stop(server);
             return status;
@@ -359,9 +373,10 @@ int neap_server_start(const neap_server_options *options, neap_server **ret_serv
         }
         /* Another program may have taken the port in the meantime. */
         const bool again = failed == 1 && tries < START_TRIES && log_says(server, "couldn't bind");
-        if (!again) {
-            status = neap_cli_error(NEAP_EXIT_FAILED, NULL, "llama-server: %s",
-                                    failed == 1 ? "ended before it answered" : "does not answer");
+        if (!again) status = NEAP_EXIT_FAILED;
+        if (!again && !(server->may_die && failed == 1)) {
+            neap_cli_error(NEAP_EXIT_FAILED, NULL, "llama-server: %s",
+                           failed == 1 ? "ended before it answered" : "does not answer");
             neap_cli_print_tail("llama-server", server->log_fd);
         }
         neap_server_stop(server);

@@ -18,6 +18,8 @@ typedef struct neap_server_options {
     const char *model_path;
     uint32_t n_ctx;
     int threads;                    /* 0: the server's default */
+    const char *pressure;           /* on or off; NULL: as in the environment */
+    bool may_die;                   /* it may be killed: what fails then is not printed */
     const char *codec;              /* NULL: as in the environment */
     const char *policy;             /* NULL: as in the environment */
     const char *attn;               /* the same */
@@ -44,6 +46,9 @@ typedef struct neap_answer {
 int neap_server_start(const neap_server_options *options, neap_server **ret_server);
 void neap_server_stop(neap_server *server); /* takes NULL */
 int neap_server_pid(const neap_server *server);
+bool neap_server_alive(neap_server *server);
+/* Pss_Anon + SwapPss + Pss_File; 0 when it has ended. */
+uint64_t neap_server_memory(const neap_server *server);
 
 int neap_server_tokenize(neap_server *server, const char *text, neap_tokens *ret_tokens);
 /* The model's chat form of a system text and a question. */

@@ -21,6 +21,7 @@
 #include "ttft_int.h"
 
 #define PIECE_TOKENS 2048u
+#define KEPT_TOKENS 512u /* shorter contexts are read again by every server */
 #define COMPARE_BYTES ((size_t)1 << 20)
 
 /* ---- prompts ---- */
@@ -142,14 +143,14 @@ static bool same_bytes(const neap_ttft_grid *g, const char *name_a, const char *
 
 /* ---- filling ---- */
 
-/* Loads a prompt's context or has it computed, and then saves it. */
+/* Loads a prompt's context or has it computed, and then saves it unless it is short. */
 static int load_or_read(const neap_ttft_grid *g, const neap_ttft_side *s, const neap_tokens *prompt,
                         const char *name) {
     bool loaded = false;
     neap_answer answer = {0};
     int status = neap_server_slot_load(s->server, name, &loaded);
     if (!status) status = neap_server_complete(s->server, prompt, 0, true, &answer);
-    if (!status && answer.prompt_n > 1) status = save(g, s, name);
+    if (!status && answer.prompt_n > KEPT_TOKENS) status = save(g, s, name);
     neap_answer_free(&answer);
     return status;
 }
@@ -221,7 +222,9 @@ static void remove_file(const neap_ttft_grid *g, const char *name) {
 
 /* The file of a side; that of an earlier side where the bytes are the same. */
 static int save_settled(const neap_ttft_grid *g, neap_ttft_side *s) {
-    if (is_exact(g, s)) return 0; /* the file that it began with */
+    char path[NEAP_PATH_MAX];
+    make_path(g, g->context_file, path);
+    if (is_exact(g, s) && access(path, R_OK) == 0) return 0; /* the file that it began with */
     snprintf(s->settled, sizeof s->settled, "settled-%d-%ld.bin", neap_server_pid(s->server),
              g->context);
     const int status = neap_server_slot_save(s->server, s->settled);

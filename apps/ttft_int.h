@@ -60,6 +60,7 @@ typedef struct neap_ttft {
     neap_bench_options options;
     const char *codec, *text_path, *plot_path;
     bool is_shape; /* random weights: contexts are tiled */
+    bool only_kv;  /* weights stay, and are no part of what remains */
     long contexts[NEAP_TTFT_CONTEXTS_MAX];
     size_t n_contexts;
     double levels[NEAP_TTFT_LEVELS_MAX]; /* remaining shares, the resident one first */

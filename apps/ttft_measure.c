@@ -20,13 +20,17 @@ typedef struct snapshot {
     neap_paging_usage paging;
 } snapshot;
 
-static double share_held(const json_t *stat) {
-    const uint64_t total = neap_instance_count(stat, "bytes", "weights_total") +
-                           neap_instance_count(stat, "bytes", "kv_total");
-    const uint64_t held = neap_instance_count(stat, "bytes", "weights_resident") +
-                          neap_instance_count(stat, "bytes", "kv_resident") +
-                          neap_instance_count(stat, "bytes", "kv_compressed_memory");
-    return total ? (double)held / (double)total : 0;
+/* Bytes of what is evicted: weights and KV, or (only_kv) KV alone; all, and those held. */
+static void count_bytes(const json_t *stat, bool only_kv, double *ret_total, double *ret_held) {
+    uint64_t total = neap_instance_count(stat, "bytes", "kv_total");
+    uint64_t held = neap_instance_count(stat, "bytes", "kv_resident") +
+                    neap_instance_count(stat, "bytes", "kv_compressed_memory");
+    if (!only_kv) {
+        total += neap_instance_count(stat, "bytes", "weights_total");
+        held += neap_instance_count(stat, "bytes", "weights_resident");
+    }
+    *ret_total = (double)total;
+    *ret_held = (double)held;
 }
 
 static int load_stat(const neap_ttft_side *s, json_t **ret_stat) {
@@ -45,10 +49,11 @@ static int take_snapshot(const neap_ttft_side *s, snapshot *ret_snapshot) {
 
 /* ---- evicting ---- */
 
-static int evict_bytes(const neap_ttft_side *s, uint64_t bytes) {
+static int evict_bytes(const neap_ttft_side *s, bool only_kv, uint64_t bytes) {
     neap_evict_result result = {0};
     char *message = NULL;
-    const neap_evict_request request = {.bytes = bytes};
+    const neap_evict_request request = {.bytes = bytes,
+                                        .only = only_kv ? NEAP_ONLY_KV : NEAP_ONLY_ALL};
     const int err = neap_instance_evict(neap_server_pid(s->server), &request, &result, &message);
     int status = 0;
     if (err || result.storage_error)
@@ -61,21 +66,19 @@ static int evict_bytes(const neap_ttft_side *s, uint64_t bytes) {
 
 /* Evicts until at most share is held, or nothing more goes; *ret_share is what is held then. What
  * an eviction takes of compute buffers does not count, hence the repetition. */
-static int evict_to(const neap_ttft_side *s, double share, double *ret_share) {
-    double before = 2;
+static int evict_to(const neap_ttft_side *s, bool only_kv, double share, double *ret_share) {
+    double before = INFINITY, total, held;
     for (int tries = 0; tries < EVICT_TRIES; tries++) {
         json_t *stat;
         int status = load_stat(s, &stat);
         if (status) return status;
-        const double held = share_held(stat);
-        const double total = (double)(neap_instance_count(stat, "bytes", "weights_total") +
-                                      neap_instance_count(stat, "bytes", "kv_total"));
+        count_bytes(stat, only_kv, &total, &held);
         json_decref(stat);
-        *ret_share = held;
-        if (held <= share || (tries > 1 && held >= before)) return 0;
+        *ret_share = total > 0 ? held / total : 0;
+        if (held <= share * total || (tries > 1 && held >= before)) return 0;
         before = held;
-        const uint64_t bytes = share <= 0 ? UINT64_MAX : (uint64_t)ceil((held - share) * total);
-        if ((status = evict_bytes(s, bytes ? bytes : 1))) return status;
+        const uint64_t bytes = share <= 0 ? UINT64_MAX : (uint64_t)ceil(held - share * total);
+        if ((status = evict_bytes(s, only_kv, bytes ? bytes : 1))) return status;
     }
     return 0;
 }
@@ -94,7 +97,7 @@ static int restore(const neap_ttft_side *s) {
 
 int neap_ttft_evict_once(const neap_ttft_side *s) {
     double share;
-    const int status = evict_to(s, 0, &share);
+    const int status = evict_to(s, false, 0, &share);
     return status ? status : restore(s);
 }
 
@@ -195,7 +198,7 @@ static int measure(const neap_ttft_grid *g, neap_ttft_side *s, size_t level, dou
     if (!status && s->paging)
         status = page_out(g, s, &remaining);
     else if (!status && share < 1)
-        status = evict_to(s, share, &remaining);
+        status = evict_to(s, g->bench->only_kv, share, &remaining);
     if (!status) status = take_snapshot(s, &before);
     if (!status) status = neap_ttft_ask(g, s, &answer);
     if (!status) status = take_snapshot(s, &after);

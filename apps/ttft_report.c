@@ -97,8 +97,7 @@ static json_t *row_json(const neap_ttft_grid *g, size_t level, size_t i) {
     const double resident_ms = median(s->levels[0].ttft_ms, s->levels[0].n);
     return json_pack(
         "{s:i, s:f, s:f, s:b, s:s, s:s, s:i, s:o, s:o, s:o, s:{s:I, s:I}, s:o, s:f, s:o, s:o, s:o, "
-        "s:o, "
-        "s:f, s:f, s:b, s:s}",
+        "s:o, s:f, s:f, s:b, s:s, s:s}",
         "context", (int)g->context, "remaining", b->levels[level], "remaining_measured",
         e->remaining, "remaining_matched", is_matched(b, e, level), "policy", s->policy, "codec",
         is_paging ? "none" : b->codec, "reps", (int)e->n, "ttft_ms", neap_summary_json(&ttft),
@@ -110,7 +109,8 @@ static json_t *row_json(const neap_ttft_grid *g, size_t level, size_t i) {
         "added_ratio_to_partial_offload", real_or_null(added.n > 0, added.median),
         "ratio_to_os_paging", real_or_null(to_paging.n > 0, to_paging.median), "ratio_to_resident",
         real_or_null(resident_ms > 0, ttft.median / resident_ms), "cpu_s", median(e->cpu_s, e->n),
-        "top1_agreement", e->agreement, "output_identical", e->identical, "attn", attention(s));
+        "top1_agreement", e->agreement, "output_identical", e->identical, "attn", attention(s),
+        "only", b->only_kv ? "kv" : "all");
 }
 
 /* ---- table ---- */

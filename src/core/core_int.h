@@ -49,7 +49,7 @@ typedef struct neap_plan_room {
 struct neap_engine {
     neap_pool *pool;
     neap_pipeline *pipeline;
-    neap_crew *crew; /* of the eviction that runs */
+    neap_crew *crew; /* of the eviction that runs, or within uses of whoever is_allocating */
     const neap_policy *policy;
     char *program; /* constant, as the next */
     uint64_t keep_bytes;
@@ -81,6 +81,7 @@ struct neap_engine {
     uint64_t ttft_ns, restore_ns, allocate_ns, path_ns[NEAP_N_PATHS];
     double overlap;
     uint64_t n_needs; /* graphs that told what they need */
+    bool is_allocating;
     const char *attention;
     uint64_t attentions, attentions_host;
     struct {

@@ -96,9 +96,10 @@ typedef struct eviction {
     size_t n_steps, next; /* of the plan; the first one not begun */
     turn turn;
     uint32_t n_running;
-    /* Bytes that steps of the plan are expected to release: those before next, those that are under
-     * way, those that have ended; and what these gave. */
-    uint64_t before, pending, ended, given;
+    /* Bytes that steps of the plan are expected to release: those before next, and those that have
+     * ended; and what these gave. */
+    uint64_t before, ended, given;
+    uint64_t pending; /* the most that those under way may give */
     bool progress;
 } eviction;
 
@@ -235,11 +236,6 @@ static uint64_t released(const eviction *e) {
     return gained > committed ? gained - committed : 0;
 }
 
-static uint64_t unit_released(const eviction *e) {
-    const uint64_t all = released(e);
-    return all > e->result.scratch_bytes ? all - e->result.scratch_bytes : 0;
-}
-
 static void account(eviction *e, const neap_unit *unit, const neap_evicted *evicted) {
     e->dropped += evicted->dropped_bytes;
     e->given += evicted->dropped_bytes + evicted->unstacked_bytes - evicted->stacked_bytes;
@@ -289,6 +285,11 @@ static bool needs_next(const eviction *e) {
     return gain < 0 || (uint64_t)gain < e->target - e->released_before;
 }
 
+static uint64_t units_gave(const eviction *e) {
+    const uint64_t before = e->released_before;
+    return e->given + (before > e->result.scratch_bytes ? before - e->result.scratch_bytes : 0);
+}
+
 /* The next step of this turn; false: none may begin now. A thread that comes back from a step looks
  * again, so none is forgotten that had to wait for what others bring. [lock] */
 static bool begin_step(eviction *e, neap_step *ret_step, uint64_t *ret_expected) {
@@ -298,7 +299,8 @@ static bool begin_step(eviction *e, neap_step *ret_step, uint64_t *ret_expected)
         const uint64_t expected = expected_release(e, unit, step.action);
         if (!needs_next(e)) return false;
         bool runs = turn_of(step.action) == e->turn && fits(e, unit, step.action);
-        if (runs && unit_released(e) + e->pending + neap_unit_size(unit).evictable > e->spare) {
+        const uint64_t most = neap_unit_size(unit).evictable;
+        if (runs && units_gave(e) + e->pending + most > e->spare) {
             if (e->n_running > 0) return false;
             unit->passed_over = e->sequence; /* keep_bytes */
             runs = false;
@@ -307,7 +309,7 @@ static bool begin_step(eviction *e, neap_step *ret_step, uint64_t *ret_expected)
         if (!runs) continue;
         *ret_step = step;
         *ret_expected = expected;
-        e->pending += expected;
+        e->pending += most;
         e->n_running++;
         e->next++;
         return true;
@@ -347,7 +349,7 @@ static void run_steps(void *ctx) {
             pthread_mutex_unlock(&pool->lock);
         }
         pthread_mutex_lock(&e->lock);
-        e->pending -= expected;
+        e->pending -= neap_unit_size(unit).evictable;
         e->ended += expected;
         e->n_running--;
         end_step(e, unit, &evicted, err);
@@ -366,9 +368,17 @@ static uint64_t spare_bytes(neap_engine *engine) {
 }
 
 static void run_plan(eviction *e, size_t n_steps) {
+    neap_pool *pool = e->engine->pool;
     uint32_t n_of_turn[N_TURNS] = {0};
-    for (size_t i = 0; i < n_steps; i++)
-        n_of_turn[turn_of(e->room.steps[i].action)]++;
+    uint64_t to_stack = 0;
+    for (size_t i = 0; i < n_steps; i++) {
+        const neap_step *step = &e->room.steps[i];
+        n_of_turn[turn_of(step->action)]++;
+        if (step->action == NEAP_ACTION_TO_MEMORY)
+            to_stack +=
+                expected_encoded(e, neap_unit_size(neap_pool_unit(pool, step->id)).evictable);
+    }
+    neap_stack_expect(pool->stack, to_stack);
     e->n_steps = n_steps;
     e->ended = e->given = 0;
     e->released_before = released(e);
@@ -376,6 +386,7 @@ static void run_plan(eviction *e, size_t n_steps) {
         e->next = e->before = 0;
         if (n_of_turn[e->turn] > 0)
             neap_crew_run(e->engine->crew, n_of_turn[e->turn], run_steps, e);
+        if (e->turn == TURN_COPY) neap_stack_expect(pool->stack, 0);
     }
 }
 

@@ -10,7 +10,6 @@
 #include "bytes.h"
 #include "clock.h"
 #include "core_int.h"
-#include "thread.h"
 
 static void add_wait(neap_engine *engine, uint64_t began_ns) {
     const uint64_t waited_ns = neap_clock_ns() - began_ns;
@@ -96,8 +95,6 @@ bool neap_waits_within_layers(const neap_engine *engine) {
 
 /* ---- many units, in the order of need ---- */
 
-enum { ALLOCATORS = 2 }; /* with the caller as many as the restore pipeline has threads */
-
 typedef struct claimed {
     neap_unit *unit;
     int err; /* of committing its pages */
@@ -110,24 +107,11 @@ typedef struct allocation {
     atomic_size_t next;
 } allocation;
 
-static void *allocate_some(void *ctx) {
+/* Each thread of the crew runs this. */
+static void allocate_some(void *ctx) {
     allocation *a = ctx;
     for (size_t i; (i = atomic_fetch_add(&a->next, 1)) < a->n;)
         a->units[i].err = neap_pool_allocate(a->pool, a->units[i].unit);
-    return NULL;
-}
-
-/* Commits the pages of claimed units, with threads on several at once. */
-static void allocate_claimed(neap_pool *pool, claimed *units, size_t n, bool threads) {
-    allocation a = {.pool = pool, .units = units, .n = n};
-    pthread_t helpers[ALLOCATORS];
-    size_t n_helpers = 0;
-    while (threads && n_helpers < ALLOCATORS && n_helpers + 1 < n &&
-           neap_thread_create(&helpers[n_helpers], allocate_some, &a, "neap-commit") == 0)
-        n_helpers++;
-    allocate_some(&a);
-    while (n_helpers > 0)
-        pthread_join(helpers[--n_helpers], NULL);
 }
 
 /* Claims those that are evicted and commits the pages of all; what fails keeps its error. The rest
@@ -136,6 +120,7 @@ static size_t allocate_all(neap_engine *engine, const neap_unit_id *ids, size_t 
                            bool threads) {
     neap_pool *pool = engine->pool;
     const uint64_t began_ns = neap_clock_ns();
+    const bool alone = !threads || engine->is_allocating;
     size_t n_claimed = 0, n_allocated = 0;
     for (size_t i = 0; i < n; i++) {
         neap_unit *unit = neap_pool_unit(pool, ids[i]);
@@ -146,14 +131,20 @@ static size_t allocate_all(neap_engine *engine, const neap_unit_id *ids, size_t 
     }
     if (n_claimed > 0 && !pool->counters.restore_first_ns)
         pool->counters.restore_first_ns = began_ns;
+    if (!alone) engine->is_allocating = true;
     pthread_mutex_unlock(&pool->lock);
-    allocate_claimed(pool, units, n_claimed, threads);
+    allocation a = {.pool = pool, .units = units, .n = n_claimed};
+    if (alone)
+        allocate_some(&a);
+    else
+        neap_crew_run(engine->crew, neap_crew_size(engine->crew), allocate_some, &a);
     for (size_t i = 0; i < n_claimed; i++)
         if (units[i].err)
             neap_pool_finish(pool, units[i].unit, units[i].err, began_ns);
         else
             units[n_allocated++] = units[i];
     pthread_mutex_lock(&pool->lock);
+    if (!alone) engine->is_allocating = false;
     return n_allocated;
 }
 

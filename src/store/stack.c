@@ -11,7 +11,8 @@
  *      end of the last one.
  *   2. No segment is empty: the one that loses its last record is unmapped.
  *   3. committed_pages counts the pages that a live record overlaps; every other page of a segment
- *      is dropped (or was never written).
+ *      is dropped (or was never written), but for those above the top of the newest segment while
+ *      it is open: huge pages, that pushes to come are expected to fill.
  *   4. live_bytes is the sum of the records' lengths.
  * Threads   one lock over everything but the bytes. */
 #include "stack.h"
@@ -27,6 +28,8 @@
 #include "vm.h"
 
 #define SEGMENT_BYTES ((size_t)4 << 20)
+#define SEGMENT_MAX_BYTES ((size_t)64 << 20) /* where so much is expected: fewer ends to cut */
+#define HUGE_BYTES ((size_t)2 << 20)
 #define RECORD_ALIGN ((size_t)64) /* a cache line; codecs use vector loads */
 
 typedef struct segment segment;
@@ -42,12 +45,15 @@ struct segment {
     segment *below, *above; /* older, newer */
     char *base;
     size_t size;
+    bool is_huge; /* has, or had, huge pages */
+    bool is_open; /* new pages are huge ones */
     neap_stack_record *first, *last;
 };
 
 struct neap_stack {
     pthread_mutex_t lock;
-    segment *top; /* the newest */
+    segment *top;            /* the newest; no other is open */
+    uint64_t expected_bytes; /* still to be pushed */
     uint64_t live_bytes, committed_pages;
 };
 
@@ -71,18 +77,40 @@ static size_t segment_top(const segment *home) {
     return home->last ? home->last->end : 0;
 }
 
+/* Gives back pages of a segment. Of a huge page of which a part is kept nothing would come back. */
+static void pages_drop(const segment *home, size_t first, size_t end) {
+    if (first >= end) return;
+    if (home->is_huge && first % HUGE_BYTES) neap_vm_split(home->base + first);
+    if (home->is_huge && end % HUGE_BYTES) neap_vm_split(home->base + end - 1);
+    const int err = neap_vm_drop(home->base + first, end - first);
+    if (err) neap_log(NEAP_LOG_WARN, "memory of the stack not released: %s", neap_strerror(err));
+}
+
+/* From now on the segment commits by small pages, and the kernel does not join them. */
+static void segment_close(segment *home) {
+    if (!home || !home->is_open) return;
+    home->is_open = false;
+    neap_vm_huge(home->base, home->size, false);
+    pages_drop(home, page_ceil(segment_top(home)), home->size);
+}
+
 static int segment_push(neap_stack *stack, size_t room) {
-    const size_t size = room > SEGMENT_BYTES ? page_ceil(room) : SEGMENT_BYTES;
+    size_t size = SEGMENT_BYTES;
+    while (size < SEGMENT_MAX_BYTES && 2 * size <= stack->expected_bytes)
+        size *= 2;
+    if (size < room) size = page_ceil(room);
+    segment_close(stack->top);
     segment *home = calloc(1, sizeof *home);
     if (!home) return -ENOMEM;
     void *base;
-    const int err = neap_vm_reserve(size, neap_vm_page(), &base);
+    const int err = neap_vm_reserve(size, HUGE_BYTES, &base);
     if (err) {
         free(home);
         return err;
     }
-    /* A huge page would commit up to 2 MiB for a small record, and would not come back by parts. */
-    neap_vm_huge(base, size, false);
+    /* A huge page commits 2 MiB, however small the record. */
+    home->is_huge = home->is_open = stack->expected_bytes >= size;
+    neap_vm_huge(base, size, home->is_huge);
     home->base = base;
     home->size = size;
     home->below = stack->top;
@@ -118,8 +146,7 @@ static void release(neap_stack *stack, segment *home, size_t begin, size_t end, 
     size_t first;
     const size_t n = pages_alone(begin, end, below_end, above_begin, &first);
     stack->committed_pages -= n;
-    const int err = n ? neap_vm_drop(home->base + first, n * neap_vm_page()) : 0;
-    if (err) neap_log(NEAP_LOG_WARN, "memory of the stack not released: %s", neap_strerror(err));
+    pages_drop(home, first, first + n * neap_vm_page());
 }
 
 static size_t above_begin_of(const neap_stack_record *record) {
@@ -154,6 +181,7 @@ int neap_stack_push(neap_stack *stack, size_t len, neap_stack_record **ret_recor
         home->first = record;
     home->last = record;
     stack->live_bytes += len;
+    stack->expected_bytes -= stack->expected_bytes < room ? stack->expected_bytes : room;
     /* The page that the record below ends in is counted already. */
     stack->committed_pages += (page_ceil(record->end) - page_ceil(record->begin)) / neap_vm_page();
     pthread_mutex_unlock(&stack->lock);
@@ -161,6 +189,13 @@ int neap_stack_push(neap_stack *stack, size_t len, neap_stack_record **ret_recor
     *ret_record = record;
     *ret_bytes = home->base + record->begin;
     return 0;
+}
+
+void neap_stack_expect(neap_stack *stack, uint64_t bytes) {
+    pthread_mutex_lock(&stack->lock);
+    stack->expected_bytes = bytes;
+    if (bytes == 0) segment_close(stack->top);
+    pthread_mutex_unlock(&stack->lock);
 }
 
 const void *neap_stack_bytes(const neap_stack_record *record, size_t *ret_len) {
@@ -226,6 +261,7 @@ static void require(bool holds, const char *what) {
 static void segment_check(const segment *home, uint64_t *live, uint64_t *pages) {
     require(home->first && home->last, "a segment has records");
     require(!home->above || home->above->below == home, "segments are linked both ways");
+    require(!home->is_open || (home->is_huge && !home->above), "only the newest is open");
     const neap_stack_record *below = NULL;
     for (const neap_stack_record *record = home->first; record; record = record->above) {
         const size_t below_end = below ? below->end : 0;

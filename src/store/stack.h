@@ -15,6 +15,10 @@ void neap_stack_free(neap_stack *stack); /* all records with it; takes NULL */
 /* Room for len bytes on top; the caller writes into *ret_bytes. Fails: -ENOMEM. */
 int neap_stack_push(neap_stack *stack, size_t len, neap_stack_record **ret_record,
                     void **ret_bytes);
+/* Says that about so many bytes are going to be pushed: segments that they fill are of huge pages,
+ * which cost a quarter of the time to commit. 0: no more; what is committed above the records goes
+ * back. */
+void neap_stack_expect(neap_stack *stack, uint64_t bytes);
 const void *neap_stack_bytes(const neap_stack_record *record, size_t *ret_len);
 void neap_stack_drop(neap_stack *stack, neap_stack_record *record);
 /* Bytes of live records, and bytes of address range committed for them. */

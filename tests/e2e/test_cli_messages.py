@@ -239,7 +239,8 @@ def watch(folder):
     expect(once, 0, env=env,
            out=f"pid {first.pid} (played): released 9.0 MiB of 207.0 MiB wanted in 35 ms; "
                "900.0 MiB of 16.0 GiB available\n")
-    check(first.requests[-1] == {"neap": 1, "command": "evict", "bytes": 207 * MIB, "only": "all"},
+    check(first.requests[-1] == {"neap": 1, "command": "evict", "bytes": 207 * MIB, "only": "all",
+                                 "by_pressure": True},
           first.requests[-1])
 
     # The limit of the memory group.

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """A server and a program that dirties memory share a limit that is too small for both: neap gives
-memory back before anybody is OOM-killed, and afterwards answers as before, bit for bit. Without
-neap's watching the same load ends in a kill, so there was something to prevent."""
+memory back before anybody is OOM-killed, takes it again by itself when the other has ended, once,
+and answers as before, bit for bit. Without neap's watching the same load ends in a kill, so there
+was something to prevent."""
 
 import os
 import subprocess
 import sys
+import time
 
 import groups
 import support as s
@@ -25,6 +27,25 @@ for at in range(0, size - step, step):
 print("dirtied", flush=True)
 sys.stdin.read()
 """
+
+
+def comes_back(server):
+    """What pressure took is restored before anybody asks, and stays."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        memory = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
+    if memory["MemAvailable"] < min(memory["MemTotal"] / 16, 1 << 30) * 5 + LIMIT:
+        s.say("  too little memory is available on this machine to take any again")
+        return
+    began, before = time.monotonic(), server.stat()["pressure"]
+    while server.stat()["pressure"]["owed_bytes"]:
+        s.check(time.monotonic() < began + 60, f"not restored by itself: {server.stat()}")
+        time.sleep(0.5)
+    after = server.stat()["pressure"]
+    s.check(after["restored_bytes"] > 0, f"nothing restored: {after}")
+    s.say(f"  {after['restored_bytes'] >> 20} MiB came back {time.monotonic() - began:.1f} s later")
+    time.sleep(5)
+    s.check_equal(server.stat()["pressure"]["releases"], before["releases"],
+                  "evicted again what had just come back")
 
 
 def share_the_limit(work, group, pressure):
@@ -55,6 +76,8 @@ def share_the_limit(work, group, pressure):
             dirty.stdin.close()
             dirty.kill()
             dirty.wait()
+        if survived and pressure == "on":
+            comes_back(server)
         if survived:
             s.check_equal(server.tokens(prompt, 24), resident, "the answer after it")
             s.check_equal(server.tokens(prompt, 24), resident, "and once more")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The kernel has swapped idle pages out before neap is asked: an eviction gives those back, too, and
-frees their swap; the answers stay the same, bit for bit."""
+"""The kernel has swapped idle pages out before neap is asked: an eviction gives those back, too,
+and frees their swap; the answers stay the same, bit for bit."""
 
 import contextlib
 import os
@@ -45,8 +45,8 @@ def body(work):
                 out = squeeze(group, server)
                 result = server.evict("100%")
                 left = swapped(server)
-                s.say(f"{out >> 20} MiB swapped out; {result['released_bytes'] >> 20} MiB released, "
-                      f"{left >> 20} MiB still in swap")
+                s.say(f"{out >> 20} MiB swapped out; {result['released_bytes'] >> 20} MiB "
+                      f"released, {left >> 20} MiB still in swap")
                 s.check(left < out / 3, "evicted pages keep their place in swap")
                 bytes_ = server.stat()["bytes"]
                 s.check(bytes_["weights_resident"] < bytes_["weights_total"] / 2, "weights stay")

@@ -26,7 +26,8 @@ static void step_write(rig *r, rig_random *random) {
 }
 
 static void step_evict(rig *r, rig_random *random) {
-    neap_evict_request request = {.only = (int)rig_below(random, 3)};
+    neap_evict_request request = {.only = (int)rig_below(random, 3),
+                                  .by_pressure = rig_below(random, 2)};
     const uint32_t kind = rig_below(random, 3);
     if (kind == 0) request.bytes = 1 + rig_below(random, 4 << 20);
     if (kind == 1) request.permille = 1 + rig_below(random, 1000);
@@ -120,6 +121,8 @@ static void run(uint64_t seed, const char *codec, const char *policy, bool write
             CHECK(neap_all_resident(r.engine));
         } else if (what < 97) {
             rig_check_all(&r);
+        } else if (write_behind) { /* lets it get somewhere */
+            usleep(rig_below(&random, 3000));
         }
         if (i % 50 == 0) neap_check(r.engine);
     }

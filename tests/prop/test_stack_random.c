@@ -41,6 +41,8 @@ static void run(uint64_t seed, int steps) {
     neap_stack *stack;
     CHECK(neap_stack_create(&stack) == 0);
     for (int step = 0; step < steps; step++) {
+        if (next_random(&random) % 16 == 0)
+            neap_stack_expect(stack, next_random(&random) % 3 * (next_random(&random) % 30000000));
         entry *e = &entries[next_random(&random) % SLOTS];
         if (!e->record) {
             push(stack, e, &random);

@@ -116,6 +116,50 @@ static void test_segments(void) {
     CHECK(committed() == 0);
 }
 
+/* Pushes that are announced go to huge pages; when they are over, only what records hold is
+ * committed, and it goes back by parts. */
+static void test_expected(void) {
+    const size_t mib = 1u << 20;
+    enum { N = 10 };
+    neap_stack_record *records[N];
+    size_t len;
+    uint64_t held;
+    neap_stack_expect(stack, 16 * mib);
+    for (unsigned i = 0; i < N; i++)
+        records[i] = push(mib + 1000 * i, (unsigned char)i);
+    const char *base = neap_stack_bytes(records[0], &len);
+    CHECK(committed() < (N + 1) * mib);
+    neap_stack_expect(stack, 0);
+    neap_stack_check(stack);
+    CHECK(neap_vm_held(base, 16 * mib, &held) == 0 && held == committed());
+    drop(records[N - 1]);
+    drop(records[4]); /* amid a huge page */
+    CHECK(neap_vm_held(base, 16 * mib, &held) == 0 && held == committed());
+    for (unsigned i = 0; i < N - 1; i++)
+        if (i != 4) holds(records[i], mib + 1000 * i, (unsigned char)i);
+    neap_stack_record *after = push(100, 77); /* small pages again */
+    CHECK(neap_vm_held(base, 16 * mib, &held) == 0 && held == committed());
+    drop(after);
+    for (unsigned i = 0; i < N - 1; i++)
+        if (i != 4) drop(records[i]);
+    CHECK(committed() == 0);
+
+    /* Announced, and then other than said. */
+    neap_stack_expect(stack, 8 * mib);
+    neap_stack_record *a = push(mib, 1), *b = push(40 * mib, 2), *c = push(10, 3);
+    neap_stack_expect(stack, 0);
+    holds(a, mib, 1);
+    holds(b, 40 * mib, 2);
+    holds(c, 10, 3);
+    CHECK(committed() == 42 * mib - mib + neap_vm_page());
+    drop(a);
+    drop(b);
+    drop(c);
+    neap_stack_expect(stack, 8 * mib);
+    neap_stack_expect(stack, 0);
+    CHECK(committed() == 0);
+}
+
 static void test_no_memory(void) {
     neap_stack_record *a = push(100, 1), *none = NULL;
     void *bytes = NULL;
@@ -135,6 +179,7 @@ int main(void) {
     test_lifo();
     test_holes();
     test_segments();
+    test_expected();
     test_no_memory();
     push(10, 1);
     push(5u << 20, 2);
