@@ -84,6 +84,8 @@ static frame make_frame(FILE *out, const neap_plot *plot, size_t i) {
         f.x_min = isfinite(f.x_min) ? f.x_min - 1 : 0;
         f.x_max = f.x_min + 2;
     }
+    const double x_step = round_step(f.x_max - f.x_min);
+    f.x_min = floor(f.x_min / x_step + 1e-9) * x_step; /* a tick at the left end */
     if (!(f.y_max > 0)) f.y_max = 1;
     f.y_step = round_step(f.y_max);
     f.y_max = ceil(f.y_max / f.y_step - 1e-9) * f.y_step;

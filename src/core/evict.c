@@ -89,9 +89,10 @@ typedef struct eviction {
     size_t n_steps, next; /* of the plan; the first one not begun */
     turn turn;
     uint32_t n_running;
-    /* Bytes that steps of the plan are expected to release: those before next, those that are under
-     * way, those that have ended; and what these gave. */
-    uint64_t before, pending, ended, given;
+    /* Bytes that steps of the plan are expected to release: those before next, and those that have
+     * ended; and what these gave. */
+    uint64_t before, ended, given;
+    uint64_t pending; /* the most that those under way may give */
     bool progress;
 } eviction;
 
@@ -225,11 +226,6 @@ static uint64_t released(const eviction *e) {
     return gained > committed ? gained - committed : 0;
 }
 
-static uint64_t unit_released(const eviction *e) {
-    const uint64_t all = released(e);
-    return all > e->result.scratch_bytes ? all - e->result.scratch_bytes : 0;
-}
-
 static void account(eviction *e, const neap_unit *unit, const neap_evicted *evicted) {
     e->dropped += evicted->dropped_bytes;
     e->given += evicted->dropped_bytes + evicted->unstacked_bytes - evicted->stacked_bytes;
@@ -279,6 +275,11 @@ static bool needs_next(const eviction *e) {
     return gain < 0 || (uint64_t)gain < e->target - e->released_before;
 }
 
+static uint64_t units_gave(const eviction *e) {
+    const uint64_t before = e->released_before;
+    return e->given + (before > e->result.scratch_bytes ? before - e->result.scratch_bytes : 0);
+}
+
 /* The next step of this turn; false: none may begin now. A thread that comes back from a step looks
  * again, so none is forgotten that had to wait for what others bring. [lock] */
 static bool begin_step(eviction *e, neap_step *ret_step, uint64_t *ret_expected) {
@@ -288,7 +289,8 @@ static bool begin_step(eviction *e, neap_step *ret_step, uint64_t *ret_expected)
         const uint64_t expected = expected_release(e, unit, step.action);
         if (!needs_next(e)) return false;
         bool runs = turn_of(step.action) == e->turn && fits(e, unit, step.action);
-        if (runs && unit_released(e) + e->pending + neap_unit_size(unit).evictable > e->spare) {
+        const uint64_t most = neap_unit_size(unit).evictable;
+        if (runs && units_gave(e) + e->pending + most > e->spare) {
             if (e->n_running > 0) return false;
             unit->passed_over = e->sequence; /* keep_bytes */
             runs = false;
@@ -297,7 +299,7 @@ static bool begin_step(eviction *e, neap_step *ret_step, uint64_t *ret_expected)
         if (!runs) continue;
         *ret_step = step;
         *ret_expected = expected;
-        e->pending += expected;
+        e->pending += most;
         e->n_running++;
         e->next++;
         return true;
@@ -337,7 +339,7 @@ static void run_steps(void *ctx) {
             pthread_mutex_unlock(&pool->lock);
         }
         pthread_mutex_lock(&e->lock);
-        e->pending -= expected;
+        e->pending -= neap_unit_size(unit).evictable;
         e->ended += expected;
         e->n_running--;
         end_step(e, unit, &evicted, err);

@@ -91,6 +91,10 @@ static int write_unit(neap_engine *engine, neap_unit *unit, uint32_t first, uint
                       bool whole) {
     for (;;) {
         const neap_unit_state state = neap_unit_state_of(unit);
+        if (engine->pool->reading == unit) { /* by write-behind, for a moment */
+            pthread_cond_wait(&engine->pool->changed, &engine->pool->lock);
+            continue;
+        }
         const bool covers = whole && first == 0 && n >= unit->used;
         const bool away = state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_LOST;
         if (state == NEAP_UNIT_EMPTY || state == NEAP_UNIT_RESIDENT || (away && covers)) {

@@ -13,11 +13,11 @@
  * What is in the way (a battery, no room, the day's bytes spent, a failed write) is looked at again
  * after the next use.
  *
- * No use waits for it longer than it takes to copy one chunk in memory: the chunk's bytes are taken
- * under the pool's lock at a moment when nothing uses the engine; they are coded and written from
- * that copy, without a lock, while uses and evictions may already go on. A chunk that they change
- * meanwhile loses the copy (pool.h). The bytes in memory never change: with a lossy codec the copy
- * is what an eviction would have made of them. */
+ * A use does not wait for it, unless it writes the very chunk whose bytes are being taken: then as
+ * long as it takes to copy them in memory. That begins when nothing uses the engine; the chunk is
+ * coded and written from the copy while uses and evictions may already go on, and if they change it
+ * meanwhile it loses the copy (pool.h). The bytes in memory never change: with a lossy codec the
+ * copy is what an eviction would have made of them. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,14 +115,15 @@ static void fail(neap_write_behind *w, int err) {
 
 /* Sizes of the next chunk, as neap_pool_copy_size(); 0: there is none. What is on its way back may
  * be one later: then looks again. */
-static size_t look(neap_write_behind *w, size_t *ret_most) {
+static size_t look(neap_write_behind *w, neap_unit **ret_unit, size_t *ret_most) {
     neap_engine *engine = w->engine;
     neap_pool *pool = engine->pool;
     pthread_mutex_lock(&pool->lock);
-    const neap_unit *unit = neap_pool_next_to_copy(pool);
+    neap_unit *unit = neap_pool_next_to_copy(pool);
     const size_t size = unit ? neap_pool_copy_size(pool, unit, ret_most) : 0;
     const bool later = pool->n_restoring > 0 || neap_pipeline_queued(engine->pipeline) > 0;
     pthread_mutex_unlock(&pool->lock);
+    *ret_unit = unit;
     if (size > 0 || !later) return size;
     pthread_mutex_lock(&engine->use_lock);
     neap_write_behind_used(w);
@@ -134,10 +135,10 @@ static bool is_busy(const neap_engine *engine) { /* use_lock is held */
     return engine->n_uses > 0 || engine->alone || engine->n_waiting_alone > 0;
 }
 
-/* Takes the next chunk. Whoever begins a use after the look at n_uses may write cells only once it
- * has had the pool's lock. Fails: -EBUSY (the engine is used, or was), -EAGAIN (another chunk is
- * the next one by now). */
-static int take(neap_write_behind *w, size_t size, neap_copy *ret_copy) {
+/* Takes the chunk's bytes. Whoever begins a use after the look at n_uses may write cells only once
+ * it has had the pool's lock. Fails: -EBUSY (the engine is used, or was); as neap_pool_copy_take().
+ */
+static int take(neap_write_behind *w, neap_unit *unit, size_t size, neap_copy *ret_copy) {
     neap_engine *engine = w->engine;
     neap_pool *pool = engine->pool;
     pthread_mutex_lock(&engine->use_lock);
@@ -148,25 +149,23 @@ static int take(neap_write_behind *w, size_t size, neap_copy *ret_copy) {
     }
     pthread_mutex_lock(&pool->lock);
     pthread_mutex_unlock(&engine->use_lock);
-    neap_unit *unit = neap_pool_next_to_copy(pool);
-    size_t most;
-    const bool fits = unit && neap_pool_copy_size(pool, unit, &most) == size;
-    if (fits) neap_pool_copy_take(pool, unit, w->worker.bounce, ret_copy);
+    const int err = neap_pool_copy_take(pool, unit, w->worker.bounce, size, ret_copy);
     pthread_mutex_unlock(&pool->lock);
-    return fits ? 0 : -EAGAIN;
+    return err;
 }
 
 /* Writes the next chunk; WRITING: there may be more. */
 static neap_write_behind_state write_chunk(neap_write_behind *w) {
+    neap_unit *unit;
     size_t most, written;
-    const size_t size = look(w, &most);
+    const size_t size = look(w, &unit, &most);
     if (size == 0) return NEAP_WRITE_BEHIND_WAITING;
     const neap_write_behind_state state = obstacle(w, most);
     if (state != NEAP_WRITE_BEHIND_WRITING) return state;
     show(w, state);
     neap_copy copy;
     int err = make_buffer(w, size);
-    if (!err) err = take(w, size, &copy);
+    if (!err) err = take(w, unit, size, &copy);
     if (err == -EBUSY) return NEAP_WRITE_BEHIND_WAITING;
     if (err == -EAGAIN) return NEAP_WRITE_BEHIND_WRITING;
     if (!err) err = neap_pool_copy_store(w->engine->pool, &copy, &written);

@@ -1,8 +1,8 @@
 /* thread.c - see thread.h. */
 #include "thread.h"
 
+#include <sched.h>
 #include <signal.h>
-#include <sys/resource.h>
 
 #include "fault.h"
 
@@ -19,8 +19,8 @@ int neap_thread_create(pthread_t *ret_thread, void *(*main)(void *ctx), void *ct
     return err;
 }
 
-/* Not the lowest: it holds a lock now and then that others want. To Linux "process 0" is the
- * calling thread. A refusal harms nothing. */
+/* Not a higher nice value: the thread holds locks now and then, and whoever wants one would wait
+ * for it to get its turn at the processor. A refusal harms nothing. */
 void neap_thread_lower(void) {
-    (void)setpriority(PRIO_PROCESS, 0, 10);
+    (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &(struct sched_param){0});
 }

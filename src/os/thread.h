@@ -9,6 +9,6 @@
  * name: at most 15 characters. */
 int neap_thread_create(pthread_t *ret_thread, void *(*main)(void *ctx), void *ctx,
                        const char *name);
-/* The calling thread leaves the processor to others that want it. */
+/* The calling thread takes the processor from no other that runs, and keeps its share of it. */
 void neap_thread_lower(void);
 #endif

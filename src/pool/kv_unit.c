@@ -421,12 +421,15 @@ static bool goes_before(const neap_unit *a, const neap_unit *b) {
 }
 
 /* A stream that is one unit changes with every token. */
+static bool wants_copy(const neap_unit *unit) {
+    return unit->is_kv && neap_unit_state_of(unit) == NEAP_UNIT_RESIDENT && !unit->swap &&
+           !unit->kv->whole_streams && unit->used == unit_cells(unit->kv, unit->chunk) &&
+           neap_kv_unit_size(unit).evictable > 0;
+}
+
 static void consider_copying(neap_unit *unit, void *ctx) {
     neap_unit **next = ctx;
-    if (!unit->is_kv || neap_unit_state_of(unit) != NEAP_UNIT_RESIDENT || unit->swap) return;
-    if (unit->kv->whole_streams || unit->used < unit_cells(unit->kv, unit->chunk)) return;
-    if (neap_kv_unit_size(unit).evictable == 0) return;
-    if (!*next || goes_before(unit, *next)) *next = unit;
+    if (wants_copy(unit) && (!*next || goes_before(unit, *next))) *next = unit;
 }
 
 neap_unit *neap_pool_next_to_copy(neap_pool *pool) {
@@ -458,25 +461,36 @@ static void *append(char **inout_at, const void *bytes, size_t len) {
     return at;
 }
 
-void neap_pool_copy_take(neap_pool *pool, neap_unit *unit, void *buffer, neap_copy *ret_copy) {
-    assert(neap_unit_state_of(unit) == NEAP_UNIT_RESIDENT && !unit->swap);
-    neap_copy copy = {.unit = unit, .codec = storage_codec(pool, unit), .chunk = codec_chunk(unit)};
-    struct iovec parts[2];
-    const size_t n = copy.codec ? 0 : raw_parts(unit, parts);
+static void take_bytes(neap_copy *copy, const struct iovec *raw, size_t n_raw, char *buffer) {
     char *at = buffer;
-    for (size_t i = 0; i < n; i++)
-        append(&at, parts[i].iov_base, parts[i].iov_len);
-    copy.bytes = (struct iovec){buffer, (size_t)(at - (char *)buffer)};
-    for (size_t i = 0; copy.codec && i < copy.chunk.n_planes; i++) {
-        neap_codec_plane *plane = &copy.chunk.planes[i]; /* whole rows: it is not transposed */
+    for (size_t i = 0; i < n_raw; i++)
+        append(&at, raw[i].iov_base, raw[i].iov_len);
+    copy->bytes = (struct iovec){buffer, (size_t)(at - buffer)};
+    if (!copy->codec) return;
+    for (size_t i = 0; i < copy->chunk.n_planes; i++) {
+        neap_codec_plane *plane = &copy->chunk.planes[i]; /* whole rows: it is not transposed */
         plane->data = append(&at, plane->data, plane->n_rows * plane->row_bytes);
     }
-    if (copy.codec) {
-        at = (char *)buffer + NEAP_ROUND_UP((size_t)(at - (char *)buffer), neap_vm_page());
-        copy.bytes = (struct iovec){at, copy.codec->bound(&copy.chunk)};
-    }
+    at = buffer + NEAP_ROUND_UP((size_t)(at - buffer), neap_vm_page());
+    copy->bytes = (struct iovec){at, copy->codec->bound(&copy->chunk)};
+}
+
+int neap_pool_copy_take(neap_pool *pool, neap_unit *unit, void *buffer, size_t size,
+                        neap_copy *ret_copy) {
+    size_t most;
+    if (!wants_copy(unit) || neap_pool_copy_size(pool, unit, &most) != size) return -EAGAIN;
+    neap_copy copy = {.unit = unit, .codec = storage_codec(pool, unit), .chunk = codec_chunk(unit)};
+    struct iovec raw[2];
+    const size_t n_raw = copy.codec ? 0 : raw_parts(unit, raw);
     unit->copying = true;
+    pool->reading = unit;
+    pthread_mutex_unlock(&pool->lock);
+    take_bytes(&copy, raw, n_raw, buffer);
+    pthread_mutex_lock(&pool->lock);
+    pool->reading = NULL;
+    pthread_cond_broadcast(&pool->changed);
     *ret_copy = copy;
+    return 0;
 }
 
 int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_bytes) {

@@ -27,7 +27,8 @@
  *  7 Spans are whole pages, lie in one unit only, and hold no page while their unit is EVICTED or
  *    LOST. The page in which two units meet belongs to neither and stays.
  *  8 n_restoring counts the units RESTORING.
- *  9 Only a RESIDENT KV unit without a swap record is being copied; at most one is.
+ *  9 Only a RESIDENT KV unit without a swap record is being copied; at most one is. Its bytes do
+ *    not change and it stays RESIDENT while it is being read.
  *
  * Threading. One lock for the table: what happens under it is short, transfers run outside, owned
  * by whoever put the unit into EVICTING or RESTORING. States are read without the lock; a reader

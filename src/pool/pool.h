@@ -107,7 +107,7 @@ typedef struct neap_pool_counters {
 
 typedef struct neap_pool {
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* some unit left RESTORING, or a queue was emptied */
+    pthread_cond_t changed; /* some unit left RESTORING, a queue was emptied, a unit was read */
     const neap_codec *codec;
     const neap_codec *storage_codec; /* NULL: raw where planes are contiguous */
     bool poison;                     /* constant, as the two above */
@@ -119,7 +119,8 @@ typedef struct neap_pool {
     neap_unit *free_units;
     atomic_uint n_absent; /* units EVICTING, EVICTED, RESTORING or LOST */
     uint32_t n_restoring;
-    uint64_t released_seq; /* the running eviction; see passed_over */
+    const neap_unit *reading; /* its bytes are being taken, they must stay; NULL: none */
+    uint64_t released_seq;    /* the running eviction; see passed_over */
     neap_kv *kvs;
     neap_model_file *files;
     neap_pool_counters counters;
@@ -206,10 +207,12 @@ neap_unit *neap_pool_next_to_copy(neap_pool *pool);
 /* Size of the buffer that copying the unit takes; *ret_most: most bytes it may take on storage. [L]
  */
 size_t neap_pool_copy_size(const neap_pool *pool, const neap_unit *unit, size_t *ret_most);
-/* Takes the unit's bytes, which no use may be writing, into the page-aligned buffer. Until they are
- * stored the unit may be used, written, evicted and removed as any other. One copy at a time. [L]
- */
-void neap_pool_copy_take(neap_pool *pool, neap_unit *unit, void *buffer, neap_copy *ret_copy);
+/* Takes the unit's bytes into the page-aligned buffer of that size. The caller has seen that no use
+ * runs; until it returns pool->reading is set, which whoever writes, evicts or removes the unit
+ * waits for. Afterwards the unit may be used as any other. One copy at a time. Lets go of the lock
+ * meanwhile. Fails: -EAGAIN (it is not such a unit any more, or one of another size). [L] */
+int neap_pool_copy_take(neap_pool *pool, neap_unit *unit, void *buffer, size_t size,
+                        neap_copy *ret_copy);
 /* Codes and writes what was taken. The unit is clean then, unless it has changed or gone: in that
  * case the record is dropped. Without the lock. */
 int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_bytes);

@@ -204,7 +204,7 @@ void neap_pipeline_quiesce(neap_pipeline *pipeline) {
             if (neap_unit_state_of(unit) == NEAP_UNIT_EVICTED) unlink_unit(pipeline, unit);
         }
     pthread_cond_broadcast(&pool->changed);
-    while (pool->n_restoring > 0)
+    while (pool->n_restoring > 0 || pool->reading)
         pthread_cond_wait(&pool->changed, &pool->lock);
 }
 

@@ -26,7 +26,8 @@ void neap_pipeline_free(neap_pipeline *pipeline); /* nothing may be queued by ot
  * end of its path's queue, or at the front (also if it is queued already). [L] */
 void neap_pipeline_push(neap_pipeline *pipeline, neap_unit *unit, bool front);
 void neap_pipeline_remove(neap_pipeline *pipeline, neap_unit *unit); /* if queued; EVICTED [L] */
-/* Takes EVICTED units out of the queues and waits until nothing is RESTORING. [L] */
+/* Takes EVICTED units out of the queues and waits until nothing is RESTORING or being
+ * read. [L] */
 void neap_pipeline_quiesce(neap_pipeline *pipeline);
 uint32_t neap_pipeline_queued(const neap_pipeline *pipeline); /* [L] */
 /* Starts the threads at the first call. False when there are none: whoever needs units then

@@ -121,6 +121,8 @@ static void run(uint64_t seed, const char *codec, const char *policy, bool write
             CHECK(neap_all_resident(r.engine));
         } else if (what < 97) {
             rig_check_all(&r);
+        } else if (write_behind) { /* lets it get somewhere */
+            usleep(rig_below(&random, 3000));
         }
         if (i % 50 == 0) neap_check(r.engine);
     }

@@ -45,6 +45,7 @@ static void *request_main(void *ctx) {
         }
         neap_request_first_token(r->engine);
         neap_use_end(r->engine, NEAP_USE_COMPUTE);
+        usleep(rig_below(&random, 500)); /* now and then nobody is at it */
     }
     return NULL;
 }
