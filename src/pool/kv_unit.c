@@ -546,23 +546,6 @@ static bool may_join(const neap_unit *unit) {
     return unit->queued && neap_unit_state_of(unit) == NEAP_UNIT_EVICTED && fills_pages(unit);
 }
 
-/* The chunks [first, end) of which some bytes may share a huge page with the unit's. */
-static void huge_range(const neap_unit *unit, uint32_t *ret_first, uint32_t *ret_end) {
-    size_t before = 0, after = 0;
-    for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
-        const neap_span span = whole_of(unit, i);
-        const uintptr_t begin = (uintptr_t)span.addr, end = begin + span.len;
-        const size_t more_before = (begin % NEAP_HUGE_PAGE + span.len - 1) / span.len;
-        const size_t more_after =
-            (NEAP_ROUND_UP(end, NEAP_HUGE_PAGE) - end + span.len - 1) / span.len;
-        if (more_before > before) before = more_before;
-        if (more_after > after) after = more_after;
-    }
-    const uint32_t n_chunks = unit->kv->n_chunks;
-    *ret_first = unit->chunk > before ? unit->chunk - (uint32_t)before : 0;
-    *ret_end = after < n_chunks - unit->chunk ? unit->chunk + 1 + (uint32_t)after : n_chunks;
-}
-
 /* The bytes of adjacent chunks in a plane. */
 static neap_span joined(neap_unit *const *units, size_t n, size_t plane) {
     const neap_span first = whole_of(units[0], plane), last = whole_of(units[n - 1], plane);
@@ -577,13 +560,13 @@ static bool holds_huge_page(neap_span span) {
 size_t neap_kv_unit_allocation(neap_pool *pool, neap_unit *unit, neap_unit **ret_units) {
     if (!fills_pages(unit)) return 1;
     const neap_unit_id *ids = unit->kv->units + (size_t)unit->stream * unit->kv->n_chunks;
-    uint32_t least, most, first = unit->chunk, end = unit->chunk + 1;
-    huge_range(unit, &least, &most);
-    if (most - least > NEAP_ALLOCATION_MAX) return 1;
-    while (first > least && may_join(neap_pool_unit(pool, ids[first - 1])))
-        first--;
-    while (end < most && may_join(neap_pool_unit(pool, ids[end])))
+    uint32_t first = unit->chunk, end = unit->chunk + 1;
+    while (end < unit->kv->n_chunks && end - first < NEAP_ALLOCATION_MAX &&
+           may_join(neap_pool_unit(pool, ids[end])))
         end++;
+    while (first > 0 && end - first < NEAP_ALLOCATION_MAX &&
+           may_join(neap_pool_unit(pool, ids[first - 1])))
+        first--;
     for (uint32_t i = first; i < end; i++)
         ret_units[i - first] = neap_pool_unit(pool, ids[i]);
     for (size_t plane = 0; plane < unit->kv->layout.n_planes; plane++)
