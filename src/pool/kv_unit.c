@@ -273,6 +273,9 @@ static int release(neap_pool *pool, const neap_unit *unit, uint64_t *inout_dropp
         const neap_span inner = neap_kv_unit_inner(unit, i);
         if (inner.len == 0) continue;
         const uint64_t held = held_bytes(unit, i);
+        if ((uintptr_t)inner.addr % NEAP_HUGE_PAGE > 0) neap_vm_split(inner.addr);
+        if ((uintptr_t)(inner.addr + inner.len) % NEAP_HUGE_PAGE > 0)
+            neap_vm_split(inner.addr + inner.len - 1);
         const int err = neap_vm_drop(inner.addr, inner.len);
         if (err && n_dropped == 0) return err; /* nothing happened yet */
         n_dropped++;
@@ -527,6 +530,58 @@ int neap_kv_unit_allocate(neap_pool *pool, neap_unit *unit) {
         /* Channels of a partly used stream are far apart: their pages come as they are decoded. */
         const bool sparse = is_transposed(unit, i) && coded_cells(unit) < unit->kv->layout.n_cells;
         if (!sparse && span.len > 0) err = neap_vm_populate(span.addr, span.len);
+    }
+    return err;
+}
+
+/* Whether the chunk's pages are its own to the last cell, so that its neighbours' follow. */
+static bool fills_pages(const neap_unit *unit) {
+    if (unit->kv->whole_streams || unit->used < NEAP_CHUNK_CELLS) return false;
+    for (size_t i = 0; i < unit->kv->layout.n_planes; i++)
+        if (neap_kv_unit_inner(unit, i).len < whole_of(unit, i).len) return false;
+    return true;
+}
+
+static bool may_join(const neap_unit *unit) {
+    return unit->queued && neap_unit_state_of(unit) == NEAP_UNIT_EVICTED && fills_pages(unit);
+}
+
+/* The bytes of adjacent chunks in a plane. */
+static neap_span joined(neap_unit *const *units, size_t n, size_t plane) {
+    const neap_span first = whole_of(units[0], plane), last = whole_of(units[n - 1], plane);
+    return (neap_span){first.addr, (size_t)(last.addr + last.len - first.addr)};
+}
+
+static bool holds_huge_page(neap_span span) {
+    const uintptr_t begin = NEAP_ROUND_UP((uintptr_t)span.addr, NEAP_HUGE_PAGE);
+    return begin + NEAP_HUGE_PAGE <= (uintptr_t)span.addr + span.len;
+}
+
+size_t neap_kv_unit_allocation(neap_pool *pool, neap_unit *unit, neap_unit **ret_units) {
+    if (!fills_pages(unit)) return 1;
+    const neap_unit_id *ids = unit->kv->units + (size_t)unit->stream * unit->kv->n_chunks;
+    uint32_t first = unit->chunk, end = unit->chunk + 1;
+    while (end < unit->kv->n_chunks && end - first < NEAP_ALLOCATION_MAX &&
+           may_join(neap_pool_unit(pool, ids[end])))
+        end++;
+    while (first > 0 && end - first < NEAP_ALLOCATION_MAX &&
+           may_join(neap_pool_unit(pool, ids[first - 1])))
+        first--;
+    for (uint32_t i = first; i < end; i++)
+        ret_units[i - first] = neap_pool_unit(pool, ids[i]);
+    for (size_t plane = 0; plane < unit->kv->layout.n_planes; plane++)
+        if (holds_huge_page(joined(ret_units, end - first, plane))) return end - first;
+    ret_units[0] = unit;
+    return 1;
+}
+
+int neap_kv_units_allocate(neap_pool *pool, neap_unit *const *units, size_t n) {
+    int err = 0;
+    for (size_t i = 0; i < n && !err; i++)
+        err = neap_kv_unit_open(pool, units[i]);
+    for (size_t plane = 0; plane < units[0]->kv->layout.n_planes && !err; plane++) {
+        const neap_span span = joined(units, n, plane);
+        err = neap_vm_populate_huge(span.addr, span.len);
     }
     return err;
 }

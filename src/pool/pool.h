@@ -222,6 +222,14 @@ void neap_pool_claim(neap_pool *pool, neap_unit *unit);
 neap_path neap_unit_path(const neap_unit *unit); /* of an EVICTED unit [L] */
 /* Commits the pages of a claimed unit. Without the lock. */
 int neap_pool_allocate(neap_pool *pool, neap_unit *unit);
+/* The units to be allocated together with an EVICTED one, so that it lies on huge pages: KV chunks
+ * beside it, EVICTED and queued, in the order of their cells, itself among them. 1: only itself.
+ * [L] */
+#define NEAP_ALLOCATION_MAX 64
+size_t neap_pool_allocation(neap_pool *pool, neap_unit *unit,
+                            neap_unit *ret_units[NEAP_ALLOCATION_MAX]);
+/* Commits the pages of those, claimed. Without the lock. */
+int neap_pool_allocate_together(neap_pool *pool, neap_unit *const *units, size_t n);
 /* Fills a claimed and allocated unit. Without the lock. */
 int neap_pool_load(neap_pool *pool, neap_unit *unit, neap_worker *worker);
 /* RESTORING -> RESIDENT (err 0), LOST or EVICTED. Takes the lock, wakes the waiters. began_ns: when
