@@ -17,6 +17,7 @@ typedef struct vs {
 #define vf_set1(x) _mm256_set1_ps(x)
 #define vf_load(p) _mm256_loadu_ps(p)
 #define vf_store(p, v) _mm256_storeu_ps(p, v)
+#define vf_add(a, b) _mm256_add_ps(a, b)
 #define vf_sub(a, b) _mm256_sub_ps(a, b)
 #define vf_mul(a, b) _mm256_mul_ps(a, b)
 #define vf_min(a, b) _mm256_min_ps(a, b)
@@ -32,13 +33,15 @@ typedef struct vs {
 #define vf_swap(x) _mm256_permute_ps(x, 0xb1)
 #define vf_lookup(table, bits, k) _mm256_i32gather_ps(table, k, 4)
 #define vi_set1(x) _mm256_set1_epi32(x)
-#define vi_add(a, b) _mm256_add_epi32(a, b)
 #define vf_of_vi(v) _mm256_cvtepi32_ps(v)
 #define vi_load(p) _mm256_loadu_si256((const __m256i *)(const void *)(p))
+#define vi_store(p, v) _mm256_storeu_si256((__m256i *)(void *)(p), v)
+#define vi_add(a, b) _mm256_add_epi32(a, b)
+#define vi_unsigned_byte(v, i) _mm256_and_si256(_mm256_srli_epi32(v, 8 * (i)), vi_set1(255))
 #define vi_byte(v, i) _mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * (i)), 24)
-#define vi_step(x, t, k, step)                                                                 \
-    _mm256_add_epi32(k, _mm256_and_si256(_mm256_castps_si256(_mm256_cmp_ps(x, t, _CMP_GT_OQ)), \
-                                         _mm256_set1_epi32(step)))
+/* True is -1. */
+#define vi_step(x, t, k) \
+    _mm256_sub_epi32(_mm256_add_epi32(k, k), _mm256_castps_si256(_mm256_cmp_ps(x, t, _CMP_GT_OQ)))
 #define vi_start(p) _mm256_setzero_si256()
 #define KLT_KERNEL neap_klt_avx2
 #define KLT_NAME "avx2"

@@ -500,9 +500,12 @@ static int make_basis(neap_klt_model *model, const neap_klt_block *block, uint32
 
 static void make_tables(neap_klt_model *model) {
     for (uint32_t b = 1; b <= NEAP_KLT_BITS; b++) {
-        float *table = model->tables[b];
-        for (uint32_t i = 0; i < 256; i++)
-            model->thresholds[b][i] = i + 1 < 1u << b ? (table[i] + table[i + 1]) * 0.5f : INFINITY;
+        const float *table = model->tables[b];
+        for (uint32_t d = 0; d < b; d++)
+            for (uint32_t k = 0; k < 1u << d; k++) {
+                const uint32_t i = ((2 * k + 1) << (b - d - 1)) - 1;
+                model->thresholds[b][(1u << d) + k] = (table[i] + table[i + 1]) * 0.5f;
+            }
         for (uint32_t i = 0; b < NEAP_KLT_EXACT_BITS && i < 1u << b; i++)
             model->table8[b][i] = (int8_t)rintf(table[i] * (127.0f / largest_of(table, b)));
     }
