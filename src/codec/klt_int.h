@@ -124,6 +124,10 @@ int neap_klt_decode_with(const neap_klt_kernel *kernel, const neap_klt_model *mo
 /* The model file in memory: malloc'd. Fails: like neap_klt_model_write(); name is for messages. */
 int neap_klt_model_build(const neap_klt_spec *spec, const char *name, uint8_t **ret_bytes,
                          size_t *ret_len);
+/* f[strips of components][n_columns][NEAP_KLT_STRIP] of G and the metric: of the basis, its counts
+ * and metric are used. Fails: NEAP_E_CORRUPT (they do not belong together); -ENOMEM. */
+int neap_klt_derive_f(const neap_klt_block *block, const neap_klt_group *group,
+                      const neap_klt_basis *basis, float *f);
 /* Scratch of one call for a block. */
 size_t neap_klt_block_scratch(const neap_klt_model *model, uint32_t block);
 

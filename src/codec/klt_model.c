@@ -102,7 +102,9 @@ static bool next_section(const neap_klt_spec *spec, entry *at, uint32_t *block) 
     at->offset = NEAP_ROUND_UP(at->offset + at->bytes, ALIGN);
     if (at->kind <= COMPONENTS - 1)
         at->kind++;
-    else if (at->kind < G || (at->kind == G && spec->groups[at->group].metric))
+    else if (at->kind == COMPONENTS)
+        at->kind = spec->groups[at->group].f ? F : G;
+    else if (at->kind == F || (at->kind == G && spec->groups[at->group].metric))
         at->kind++;
     else {
         at->kind = COMPONENTS;
@@ -197,6 +199,7 @@ static const char *check_group_shapes(const neap_klt_spec *spec) {
             if (group->n_components < 1 || group->n_components > columns)
                 return "the components of a group";
             if (!in_range(group->outlier_error, 0, 3e38f)) return "the outlier error of a group";
+            if (!group->f && !group->metric) return "neither F nor a metric in a group";
         }
         if (head != b->n_kv_heads) return "the heads of a block's groups";
     }
@@ -215,7 +218,7 @@ static const char *check_group_values(const neap_klt_spec *spec) {
                     return "the bits of a component";
                 if (!in_range(group->sd[c], 1e-12f, 1e12f)) return "the deviation of a component";
             }
-            if (!all_finite(group->f, n) || !all_finite(group->g, n) ||
+            if ((group->f && !all_finite(group->f, n)) || !all_finite(group->g, n) ||
                 (group->metric && !all_finite(group->metric, metric_values(b, group))))
                 return "an element of a matrix is not finite";
         }
@@ -261,8 +264,9 @@ static void put_groups(const neap_klt_spec *spec, uint8_t *dst) {
     for (uint32_t g = 0; g < spec->n_groups; g++, dst += GROUP_BYTES) {
         const neap_klt_group *group = &spec->groups[g];
         const uint32_t fields[GROUP_BYTES / 4] = {
-            group->first_head, group->n_heads, group->n_components,
-            neap_f32_bits(group->outlier_error), group->metric != NULL};
+            group->first_head,     group->n_heads,
+            group->n_components,   neap_f32_bits(group->outlier_error),
+            group->metric != NULL, group->f != NULL};
         memcpy(dst, fields, sizeof fields);
     }
 }
@@ -474,7 +478,7 @@ static int make_basis(neap_klt_model *model, const neap_klt_block *block, uint32
     memcpy(parts.sd, group->sd, basis->n_components * sizeof *parts.sd);
     for (uint32_t c = 0; c < basis->n_components; c++)
         parts.inverse_sd[c] = 1 / parts.sd[c];
-    put_strips(group->f, basis->n_columns, basis->n_components, parts.f);
+    if (group->f) put_strips(group->f, basis->n_columns, basis->n_components, parts.f);
     const uint16_t *metric = group->metric;
     float *metric_out = parts.metric;
     for (neap_klt_head head = {0}; neap_klt_next_head(block, group, &head);) {
@@ -494,8 +498,9 @@ static int make_basis(neap_klt_model *model, const neap_klt_block *block, uint32
     basis->step = parts.step;
     basis->f = parts.f;
     basis->metric = parts.metric;
+    const int err = group->f ? 0 : neap_klt_derive_f(block, group, basis, parts.f);
     group->f = group->g = group->metric = NULL;
-    return 0;
+    return err;
 }
 
 static void make_tables(neap_klt_model *model) {
@@ -571,18 +576,19 @@ static const char *get_blocks(neap_klt_model *model, const uint8_t *src) {
     return check_blocks(&model->spec);
 }
 
-/* metric is the file's bytes until it is known where it lies. */
+/* F and metric are the file's bytes until it is known where they lie. */
 static const char *get_groups(neap_klt_model *model, const uint8_t *src, const uint8_t *bytes) {
     for (uint32_t g = 0; g < model->spec.n_groups; g++, src += GROUP_BYTES) {
         uint32_t fields[GROUP_BYTES / 4];
         memcpy(fields, src, sizeof fields);
-        if (fields[4] > 1) return "the metric of a group";
-        model->groups[g] =
-            (neap_klt_group){.first_head = fields[0],
-                             .n_heads = fields[1],
-                             .n_components = fields[2],
-                             .outlier_error = neap_f32_of_bits(fields[3]),
-                             .metric = fields[4] ? (const uint16_t *)(const void *)bytes : NULL};
+        if (fields[4] > 1 || fields[5] > 1) return "the matrices of a group";
+        const uint16_t *there = (const uint16_t *)(const void *)bytes;
+        model->groups[g] = (neap_klt_group){.first_head = fields[0],
+                                            .n_heads = fields[1],
+                                            .n_components = fields[2],
+                                            .outlier_error = neap_f32_of_bits(fields[3]),
+                                            .f = fields[5] ? there : NULL,
+                                            .metric = fields[4] ? there : NULL};
     }
     return check_group_shapes(&model->spec);
 }
@@ -720,7 +726,8 @@ int neap_klt_model_parse(const void *bytes, size_t len, uint64_t digest, const c
         neap_log(NEAP_LOG_ERROR, "klt model %s refused: damaged: %s", name, wrong);
         err = NEAP_E_CORRUPT;
     }
-    if (!err) err = make_bases(model);
+    if (!wrong && !err && (err = make_bases(model)) == NEAP_E_CORRUPT)
+        refuse(name, err, "damaged: F does not follow from G and the metric");
     if (err)
         neap_klt_model_close(model);
     else

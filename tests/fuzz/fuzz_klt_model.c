@@ -137,8 +137,10 @@ static void run_file(const char *path) {
 int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++)
         run_file(argv[i]);
-    run_shape(&(klt_shape){2, 1, 2, 1, 8, 8, NEAP_KLT_ROPE_NEOX, 8, 1, 3, 1e-3, 20, true});
-    run_shape(&(klt_shape){1, 2, 1, 1, 6, 10, NEAP_KLT_ROPE_NORM, 4, 1.5f, 2, 1e-2, 8, false});
+    run_shape(&(klt_shape){2, 1, 2, 1, 8, 8, NEAP_KLT_ROPE_NEOX, 8, 1, 3, 1e-3, 20, true, false});
+    run_shape(&(klt_shape){1, 2, 2, 1, 8, 8, NEAP_KLT_ROPE_NEOX, 8, 1, 2, 1e-3, 20, true, true});
+    run_shape(
+        &(klt_shape){1, 2, 1, 1, 6, 10, NEAP_KLT_ROPE_NORM, 4, 1.5f, 2, 1e-2, 8, false, false});
     return 0;
 }
 #endif

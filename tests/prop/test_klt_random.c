@@ -23,6 +23,7 @@ static klt_shape random_shape(void) {
             shape.heads_a_group--;
         else
             shape.k_dim = shape.v_dim = 64;
+    shape.no_f = shape.metric && klt_next(2);
     if (shape.mode != NEAP_KLT_ROPE_NONE)
         shape.rope_dims = klt_next(2) ? shape.k_dim : 2 * (1 + klt_next(shape.k_dim / 2));
     return shape;

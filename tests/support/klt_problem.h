@@ -25,7 +25,7 @@ typedef struct klt_shape {
     double bits;  /* a value, on average */
     double decay; /* of the deviations, first to last */
     uint32_t permille;
-    bool metric;
+    bool metric, no_f; /* no_f: F is not stored */
 } klt_shape;
 
 typedef struct klt_problem {
@@ -160,7 +160,8 @@ static inline void klt_fill_group(klt_problem *p, const neap_klt_block *block, u
     group->n_components = kept;
     group->bits = p->bits[g];
     group->sd = sd;
-    group->f = f16;
+    group->f = shape->no_f ? NULL : f16;
+    if (shape->no_f) free(f16);
     group->g = g16;
     free(b);
     free(f);

@@ -100,7 +100,7 @@ static void test_bytes(void) {
     make_golden(m);
     CHECK(neap_klt_model_build(&m->spec, "golden", &bytes, &len) == 0);
     CHECK(memcmp(bytes, "NEAPKLT\0\1\0\0\0\3\0\0", 15) == 0);
-    CHECK(len == 7104 && neap_checksum(bytes, len) == 0x62ac403d7ebf17e3);
+    CHECK(len == 7104 && neap_checksum(bytes, len) == 0x7469d795383da381);
     CHECK(neap_klt_model_parse(bytes, len, KLT_DIGEST, "golden", &model) == 0);
     free(bytes);
     void *scratch = klt_scratch(model);
@@ -109,7 +109,7 @@ static void test_bytes(void) {
         CHECK(neap_klt_encode_with(kernel, model, &m->chunk, scratch, coded, sizeof coded, &len,
                                    &error) == 0);
         CHECK(memcmp(coded, "NKC\1", 4) == 0);
-        CHECK(len == 1472 && neap_checksum(coded, len) == 0xcb63bc70bd9ff772);
+        CHECK(len == 1472 && neap_checksum(coded, len) == 0x073c67913b128ef7);
         make_golden(back);
         memset(back->k, 0, sizeof back->k);
         memset(back->v, 0, sizeof back->v);
@@ -231,6 +231,7 @@ static void test_refused_specs(void) {
     REFUSED(m->f[7] = 0x7c00);
     REFUSED(m->g[7] = 0xfe00);
     REFUSED(m->metric[7] = 0xfc00);
+    REFUSED((m->group.f = NULL, m->group.metric = NULL));
 #undef REFUSED
     free(m);
 }
@@ -380,6 +381,34 @@ static void test_again(void) {
     tear_down(&f);
 }
 
+/* A file without F gives the F that the other holds; one whose G and S do not fit gives none. */
+static void test_derived_f(void) {
+    klt_problem with, without;
+    klt_shape shape = small;
+    klt_problem_make(&with, &shape, 3);
+    shape.no_f = true;
+    klt_problem_make(&without, &shape, 3);
+    neap_klt_model *a = klt_model_of(&with.spec), *b = klt_model_of(&without.spec), *none = NULL;
+    for (uint32_t g = 0; g < with.spec.n_groups; g++) {
+        const neap_klt_basis *p = &a->bases[g], *q = &b->bases[g];
+        const uint32_t n_strips = (p->n_components + NEAP_KLT_STRIP - 1) / NEAP_KLT_STRIP;
+        for (uint32_t i = 0; i < n_strips * p->n_columns * NEAP_KLT_STRIP; i++)
+            CHECK(fabsf(p->f[i] - q->f[i]) < 4e-3f); /* their largest elements are near 3 */
+    }
+    uint16_t *g = (uint16_t *)(uintptr_t)without.spec.groups[1].g;
+    for (uint32_t i = 0; i < without.spec.groups[1].n_components * without.columns[1]; i++)
+        g[i] = neap_f16_of_f32(neap_f32_of_f16(g[i]) * 2);
+    uint8_t *bytes = NULL;
+    size_t len = 0;
+    CHECK(neap_klt_model_build(&without.spec, "test", &bytes, &len) == 0);
+    CHECK(neap_klt_model_parse(bytes, len, KLT_DIGEST, "test", &none) == NEAP_E_CORRUPT && !none);
+    free(bytes);
+    neap_klt_model_close(a);
+    neap_klt_model_close(b);
+    klt_problem_free(&with);
+    klt_problem_free(&without);
+}
+
 int main(void) {
     neap_set_log(no_log, NULL);
     test_bytes();
@@ -390,5 +419,6 @@ int main(void) {
     test_bounds();
     test_other_positions();
     test_again();
+    test_derived_f();
     return 0;
 }
