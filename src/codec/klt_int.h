@@ -124,6 +124,9 @@ int neap_klt_decode_with(const neap_klt_kernel *kernel, const neap_klt_model *mo
 /* The model file in memory: malloc'd. Fails: like neap_klt_model_write(); name is for messages. */
 int neap_klt_model_build(const neap_klt_spec *spec, const char *name, uint8_t **ret_bytes,
                          size_t *ret_len);
+/* What the kernels use, from a model whose spec shows the file's matrices; those are then NULL.
+ * Fails: NEAP_E_CORRUPT (F does not follow from G and the metric); -ENOMEM. */
+int neap_klt_make_bases(neap_klt_model *model);
 /* f[strips of components][n_columns][NEAP_KLT_STRIP] of G and the metric: of the basis, its counts
  * and metric are used. Fails: NEAP_E_CORRUPT (they do not belong together); -ENOMEM. */
 int neap_klt_derive_f(const neap_klt_block *block, const neap_klt_group *group,

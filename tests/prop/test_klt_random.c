@@ -109,7 +109,7 @@ static bool errors_hold(const klt_problem *p, const neap_klt_chunk *was, const n
                 double power = 0;
                 for (uint32_t c = 0; c < p->columns[g]; c++)
                     power += p->sd[g][c] * p->sd[g][c] * 900;
-                if (error > power * 0.01) return false;
+                if (error > power * (p->shape.metric ? 0.06 : 0.01)) return false;
                 continue;
             }
             total += error;
