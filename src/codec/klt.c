@@ -296,6 +296,11 @@ static void project_all(const encoding *e, const float *a, const float *x, uint3
     }
 }
 
+/* Whether what the components do not span is worth measuring: not for a few of the directions. */
+static bool is_measured(const neap_klt_basis *basis) {
+    return basis->metric && 4 * basis->n_components < 3 * basis->n_columns;
+}
+
 /* |x S|^2 of 64 rows. */
 static void measure_rows(const encoding *e, const neap_klt_group *group,
                          const neap_klt_basis *basis, uint32_t block, float power[NEAP_KLT_TILE]) {
@@ -316,13 +321,14 @@ static void code_group(encoding *e, uint32_t g, float *sum, uint8_t *codes) {
     const neap_klt_group *group = &e->model->groups[e->block->first_group + g];
     const neap_klt_basis *basis = &e->model->bases[e->block->first_group + g];
     const uint32_t n_blocks = blocks_of_rows(e->chunk->n_rows);
+    const bool measured = is_measured(basis);
     float *error = e->s.error + (size_t)g * NEAP_KLT_ROWS;
     memset(error, 0, NEAP_KLT_ROWS * sizeof *error);
     load_panels(e, group, basis);
     e->kernel->centre(e->s.panel, basis->n_columns, n_blocks, e->s.coded, (float)e->n_coded, sum);
     for (uint32_t b = 0; b < n_blocks; b++) {
         float all[NEAP_KLT_TILE], power[NEAP_KLT_TILE] = {0}, *here = error + b * NEAP_KLT_TILE;
-        if (basis->metric) measure_rows(e, group, basis, b, all);
+        if (measured) measure_rows(e, group, basis, b, all);
         project_all(e, basis->f, panel_at(e, basis, b, 0), basis->n_columns, basis->n_components,
                     e->s.y);
         uint8_t *at = codes;
@@ -332,7 +338,7 @@ static void code_group(encoding *e, uint32_t g, float *sum, uint8_t *codes) {
                                 e->s.y + (size_t)c * NEAP_KLT_TILE, at + b * bytes, here, power);
             at += n_blocks * bytes;
         }
-        for (uint32_t r = 0; basis->metric && r < NEAP_KLT_TILE; r++)
+        for (uint32_t r = 0; measured && r < NEAP_KLT_TILE; r++)
             if (all[r] - power[r] > all[r] * METRIC_NOISE) here[r] += all[r] - power[r];
     }
 }
