@@ -163,7 +163,7 @@ static size_t lay_out(const neap_klt_model *model, const neap_klt_block *block, 
     s->sin = take(base, &at, rows * (block->k_head_dim / 2 + 1) * f32);
     s->y = take(base, &at, max_u32(y_decode, y_encode) * f32);
     s->y8 = take(base, &at, (size_t)quads * NEAP_KLT_PITCH * 4);
-    s->x = take(base, &at, max_u32(rows * pitch_of(dim), columns + NEAP_KLT_TILE) * f32);
+    s->x = take(base, &at, max_u32(NEAP_KLT_ROWS * pitch_of(dim), columns + NEAP_KLT_TILE) * f32);
     s->mu = take(base, &at, (size_t)tiles * NEAP_KLT_TILE * f32);
     s->panel = take(base, &at, columns * rows * f32);
     s->sum = take(base, &at, all_columns * f32);

@@ -27,9 +27,6 @@ typedef struct vs {
 #define vf_fmaddsub(a, b, c) _mm256_fmaddsub_ps(a, b, c)
 #define vf_fmsubadd(a, b, c) _mm256_fmsubadd_ps(a, b, c)
 #define vf_load_f16(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p)))
-#define vf_store_f16(p, v)                   \
-    _mm_storeu_si128((__m128i *)(void *)(p), \
-                     _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 #define vf_swap(x) _mm256_permute_ps(x, 0xb1)
 #define vf_lookup(table, bits, k) _mm256_i32gather_ps(table, k, 4)
 #define vi_set1(x) _mm256_set1_epi32(x)
@@ -53,6 +50,11 @@ static bool is_supported(void) {
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+static inline void vf_store_f16(uint16_t *p, __m256 v) {
+    const __m128i h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm_storeu_si128((__m128i *)(void *)p, h);
 }
 
 static inline __m256 vf_twice(const float *p) {

@@ -24,9 +24,6 @@ typedef __m512i vs;
 #define vf_fmaddsub(a, b, c) _mm512_fmaddsub_ps(a, b, c)
 #define vf_fmsubadd(a, b, c) _mm512_fmsubadd_ps(a, b, c)
 #define vf_load_f16(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p)))
-#define vf_store_f16(p, v)                      \
-    _mm256_storeu_si256((__m256i *)(void *)(p), \
-                        _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 #define vf_swap(x) _mm512_permute_ps(x, 0xb1)
 #define vi_set1(x) _mm512_set1_epi32(x)
 #define vf_of_vi(v) _mm512_cvtepi32_ps(v)
@@ -48,6 +45,11 @@ static bool is_supported(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni");
+}
+
+static inline void vf_store_f16(uint16_t *p, __m512 v) {
+    const __m256i h = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256((__m256i *)(void *)p, h);
 }
 
 static inline __m512 vf_twice(const float *p) {
