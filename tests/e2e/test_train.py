@@ -49,16 +49,13 @@ def training_texts(work):
 
 
 def save_slot(work):
-    server = s.Server(work, s.SMOLLM2, ctx=TOKENS + 64, backend=False)
     with open(UNSEEN, encoding="ascii") as file:
-        tokens = server.post("/tokenize", {"content": file.read(8000)})[1]["tokens"][:TOKENS]
-    s.check_equal(len(tokens), TOKENS, "tokens of the text")
-    status, answer = server.post("/completion", {"prompt": tokens, "n_predict": 0})
-    s.check(status == 200, answer)
-    status, answer = server.post("/slots/0?action=save", {"filename": "slot"})
-    s.check(status == 200, answer)
-    server.stop()
-    return os.path.join(server.slot_dir, "slot")
+        text = file.read(8000)
+    with s.Server(work, s.SMOLLM2, ctx=1024, backend=False) as server:
+        tokens = server.tokenize(text)[:TOKENS]
+        s.check_equal(len(tokens), TOKENS, "tokens of the text")
+        server.complete(tokens, 0)
+        return server.slot_save("slot")
 
 
 def code(path, digest, slot):
