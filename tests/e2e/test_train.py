@@ -77,7 +77,7 @@ def body(work):
     folder = os.path.join(work, "neap", "trained", shown["digest"])
     s.check_equal(sorted(os.listdir(folder)), ["klt-head-4.bin", "klt-joint-8.bin"], folder)
     slot = save_slot(work)
-    for made, limit in zip(shown["files"], (0.01, 0.05)):
+    for made, limit in zip(shown["files"], (0.03, 0.1)):
         s.check_equal(os.path.getsize(made["path"]), made["bytes"], "size said")
         done = code(made["path"], shown["digest"], slot)
         s.check(done.returncode == 0, done.stderr)
@@ -85,7 +85,7 @@ def body(work):
         s.say(f"{made['profile']}: {result}")
         s.check_equal(result["layers"], 30, "layers coded")
         s.check(abs(result["ratio"] / made["ratio"] - 1) < 0.05, result)
-        s.check(0 < result["k_error"] < limit and 0 < result["v_error"] < 10 * limit, result)
+        s.check(0 < result["k_error"] < limit and 0 < result["v_error"] < limit, result)
     s.check(code(made["path"], "0" * 15 + "1", slot).returncode != 0, "another model's was taken")
     with open(made["path"], "r+b") as file:
         file.seek(made["bytes"] // 2)
