@@ -16,6 +16,8 @@
 #include "bytes.h"
 #include "clock.h"
 #include "codec.h"
+#include "half.h"
+#include "klt_file.h"
 #include "kv_file.h"
 #include "proc.h"
 #include "server_client.h"
@@ -23,14 +25,22 @@
 #define DEFAULT_REPS 5
 #define QUICK_CONTEXT 2048
 #define DEFAULT_CONTEXT 4096
-#define CODECS_MAX 8
+#define CODECS_MAX 32
 /* English prose that every Debian has. */
 #define DEFAULT_TEXT "/usr/share/common-licenses/GPL-3"
+
+/* One of the two. */
+typedef struct coder {
+    const neap_codec *codec;
+    neap_klt_model *klt; /* of the model at hand */
+    char name[32];
+} coder;
 
 typedef struct result {
     double compress[NEAP_BENCH_REPS_MAX], decompress[NEAP_BENCH_REPS_MAX];
     double memcpy[NEAP_BENCH_REPS_MAX]; /* all GB/s */
     uint64_t coded_bytes;
+    double error; /* squares of what was lost over squares */
     bool idempotent, exact;
     size_t n;
 } result;
@@ -41,6 +51,9 @@ typedef struct bench {
     long context;
     char *text;
     neap_kv_file kv;
+    coder coders[CODECS_MAX];
+    size_t n_coders;
+    uint8_t *scratch;             /* of klt */
     uint8_t *out;                 /* where chunks are decoded to: as large as all of them */
     neap_codec_chunk *out_chunks; /* the same chunks there */
     uint8_t *room;                /* for one chunk, of any codec */
@@ -123,11 +136,124 @@ static int load_cache(bench *b, const char *model) {
                           neap_model_label(model), neap_strerror(err));
 }
 
+/* ---- coding ---- */
+
+/* Chunk i of the cache and those of the block's other layers, as klt sees them. False: chunk i goes
+ * with that of an earlier layer. Every layer has the same number of chunks. */
+static bool klt_chunk(const bench *b, const coder *c, const neap_codec_chunk *chunks, size_t i,
+                      int32_t positions[NEAP_KLT_ROWS], neap_klt_chunk *ret_chunk) {
+    const size_t n_per_layer = b->kv.n_chunks / b->kv.n_layers;
+    uint32_t at;
+    const int block = neap_klt_model_find(c->klt, (uint32_t)(i / n_per_layer), &at);
+    if (at != 0) return false;
+    for (uint32_t r = 0; r < NEAP_KLT_ROWS; r++)
+        positions[r] = (int32_t)(i % n_per_layer * NEAP_KLT_ROWS + r);
+    *ret_chunk = (neap_klt_chunk){
+        .block = (uint32_t)block, .n_rows = chunks[i].planes[0].n_rows, .positions = positions};
+    const uint32_t n_layers = neap_klt_model_spec(c->klt)->blocks[block].n_layers;
+    for (uint32_t l = 0; l < n_layers; l++) {
+        const neap_codec_plane *planes = chunks[i + l * n_per_layer].planes;
+        ret_chunk->k[l] = (neap_klt_plane){planes[0].data, planes[0].row_stride};
+        ret_chunk->v[l] = (neap_klt_plane){planes[1].data, planes[1].row_stride};
+    }
+    return true;
+}
+
+static size_t coder_bound(const bench *b, const coder *c, size_t i) {
+    if (c->codec) return c->codec->bound(&b->kv.chunks[i]);
+    int32_t positions[NEAP_KLT_ROWS];
+    neap_klt_chunk chunk;
+    return klt_chunk(b, c, b->kv.chunks, i, positions, &chunk) ? neap_klt_bound(c->klt, &chunk) : 0;
+}
+
+static int coder_encode(const bench *b, const coder *c, const neap_codec_chunk *chunks, size_t i,
+                        size_t *ret_len) {
+    const size_t cap = coder_bound(b, c, i);
+    if (c->codec) return c->codec->encode(&chunks[i], b->room, cap, ret_len);
+    int32_t positions[NEAP_KLT_ROWS];
+    neap_klt_chunk chunk;
+    *ret_len = 0;
+    if (!klt_chunk(b, c, chunks, i, positions, &chunk)) return 0;
+    return neap_klt_encode(c->klt, &chunk, b->scratch, b->room, cap, ret_len, NULL);
+}
+
+static int coder_decode(const bench *b, const coder *c, const uint8_t *src, size_t i) {
+    if (c->codec) return c->codec->decode(src, b->lens[i], &b->out_chunks[i]);
+    int32_t positions[NEAP_KLT_ROWS];
+    neap_klt_chunk chunk;
+    if (!klt_chunk(b, c, b->out_chunks, i, positions, &chunk)) return 0;
+    return neap_klt_decode(c->klt, src, b->lens[i], &chunk, b->scratch);
+}
+
+/* Whether the model's file codes all of the cache. */
+static bool klt_fits(const bench *b, const neap_klt_model *klt) {
+    const neap_klt_spec *spec = neap_klt_model_spec(klt);
+    if (b->kv.n_caches != 1 || b->kv.n_chunks % b->kv.n_layers != 0) return false;
+    const size_t n_per_layer = b->kv.n_chunks / b->kv.n_layers;
+    for (size_t i = 0; i < b->kv.n_chunks; i++) {
+        const neap_codec_plane *k = &b->kv.chunks[i].planes[0], *v = &b->kv.chunks[i].planes[1];
+        const uint32_t layer = (uint32_t)(i / n_per_layer);
+        uint32_t at;
+        const int found = neap_klt_model_find(klt, layer, &at);
+        if (found < 0 || b->kv.chunks[i].n_planes != 2) return false;
+        const neap_klt_block *block = &spec->blocks[found];
+        if (layer < at || block->layers[0] != layer - at || k->type != NEAP_KV_F16 ||
+            v->type != NEAP_KV_F16 || k->n_rows > NEAP_KLT_ROWS ||
+            k->row_elems != block->n_kv_heads * block->k_head_dim ||
+            v->row_elems != block->n_kv_heads * block->v_head_dim)
+            return false;
+    }
+    return true;
+}
+
+static void add_klt(bench *b, const char *folder, const char *profile, double ratio,
+                    uint64_t digest) {
+    char path[NEAP_PATH_MAX];
+    coder *c = &b->coders[b->n_coders];
+    *c = (coder){0};
+    if (neap_klt_path(folder, profile, ratio, path, sizeof path) != 0 ||
+        neap_klt_model_open(path, digest, &c->klt) != 0)
+        return;
+    snprintf(c->name, sizeof c->name, "klt-%s-%g", profile, ratio);
+    if (klt_fits(b, c->klt))
+        b->n_coders++;
+    else
+        neap_klt_model_close(c->klt);
+}
+
+/* Every codec; klt as far as it was trained for the model. */
+static int list_coders(bench *b, const char *model) {
+    static const char *const profiles[] = {"head", "layer", "joint"};
+    static const double ratios[] = {4, 6, 8, 12, 16};
+    char path[NEAP_PATH_MAX], folder[NEAP_PATH_MAX];
+    uint64_t digest;
+    for (b->n_coders = 0; neap_codec_at(b->n_coders); b->n_coders++) {
+        coder *c = &b->coders[b->n_coders];
+        *c = (coder){.codec = neap_codec_at(b->n_coders)};
+        snprintf(c->name, sizeof c->name, "%s", c->codec->name);
+    }
+    const int status = neap_model_resolve(model, path);
+    if (status) return status;
+    if (neap_model_digest(path, &digest) != 0 ||
+        neap_klt_folder(digest, folder, sizeof folder) != 0)
+        return 0;
+    for (size_t i = 0; i < sizeof profiles / sizeof *profiles; i++)
+        for (size_t k = 0; k < sizeof ratios / sizeof *ratios; k++)
+            add_klt(b, folder, profiles[i], ratios[k], digest);
+    size_t scratch = 64;
+    for (size_t k = 0; k < b->n_coders; k++) {
+        const size_t needed = b->coders[k].klt ? neap_klt_scratch_bytes(b->coders[k].klt) : 0;
+        scratch = needed > scratch ? needed : scratch;
+    }
+    b->scratch = aligned_alloc(64, NEAP_ROUND_UP(scratch, 64));
+    return b->scratch ? 0 : neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
+}
+
 static size_t bound_of_all(const bench *b, bool packed) {
     size_t most = 0, sum = 0;
-    for (size_t k = 0; neap_codec_at(k); k++)
+    for (size_t k = 0; k < b->n_coders; k++)
         for (size_t i = 0; i < b->kv.n_chunks; i++) {
-            const size_t bound = neap_codec_at(k)->bound(&b->kv.chunks[i]);
+            const size_t bound = coder_bound(b, &b->coders[k], i);
             most = bound > most ? bound : most;
         }
     for (size_t i = 0; i < b->kv.n_chunks; i++)
@@ -167,6 +293,11 @@ static void free_model(bench *b) {
     free(b->room);
     free(b->packed);
     free(b->lens);
+    free(b->scratch);
+    b->scratch = NULL;
+    for (size_t k = 0; k < b->n_coders; k++)
+        neap_klt_model_close(b->coders[k].klt);
+    b->n_coders = 0;
     b->out = b->room = b->packed = NULL;
     b->out_chunks = NULL;
     b->lens = NULL;
@@ -189,17 +320,16 @@ static double copy_all(bench *b) {
     return gbps(b, neap_clock_ns() - began);
 }
 
-static int codec_failed(const neap_codec *codec, const char *what, int err) {
+static int codec_failed(const coder *codec, const char *what, int err) {
     return neap_cli_error(NEAP_EXIT_FAILED, NULL, "codec %s: %s: %s", codec->name, what,
                           neap_strerror(err));
 }
 
-static int compress_all(bench *b, const neap_codec *codec, result *r) {
+static int compress_all(bench *b, const coder *codec, result *r) {
     uint64_t ns = 0, total = 0;
     for (size_t i = 0; i < b->kv.n_chunks; i++) {
-        const size_t cap = codec->bound(&b->kv.chunks[i]);
         const uint64_t began = neap_clock_ns();
-        const int err = codec->encode(&b->kv.chunks[i], b->room, cap, &b->lens[i]);
+        const int err = coder_encode(b, codec, b->kv.chunks, i, &b->lens[i]);
         ns += neap_clock_ns() - began;
         if (err || b->lens[i] > b->cap_packed - total)
             return codec_failed(codec, "compressing", err ? err : NEAP_E_BOUND);
@@ -211,35 +341,49 @@ static int compress_all(bench *b, const neap_codec *codec, result *r) {
     return 0;
 }
 
-static int decompress_all(bench *b, const neap_codec *codec, result *r) {
+static int decompress_all(bench *b, const coder *codec, result *r) {
     const uint8_t *at = b->packed;
     const uint64_t began = neap_clock_ns();
     for (size_t i = 0; i < b->kv.n_chunks; at += b->lens[i++]) {
-        const int err = codec->decode(at, b->lens[i], &b->out_chunks[i]);
+        const int err = coder_decode(b, codec, at, i);
         if (err) return codec_failed(codec, "decompressing", err);
     }
     r->decompress[r->n] = gbps(b, neap_clock_ns() - began);
     return 0;
 }
 
-/* Codes what was decoded once more: the same bytes; of an exact codec, what was decoded is what it
- * had been. */
-static int check(bench *b, const neap_codec *codec, result *r) {
+/* Squares of f16 values, and of what decoding changed of them. */
+static void add_error(const neap_codec_plane *was, const neap_codec_plane *is, double *inout_lost,
+                      double *inout_all) {
+    const uint16_t *x = was->data, *y = is->data;
+    if (was->type != NEAP_KV_F16) return;
+    for (size_t i = 0; i < (size_t)was->n_rows * was->row_elems; i++) {
+        const double value = (double)neap_f32_of_f16(x[i]);
+        const double lost = (double)neap_f32_of_f16(y[i]) - value;
+        *inout_lost += lost * lost;
+        *inout_all += value * value;
+    }
+}
+
+/* What was decoded: how far it is from what it had been, and whether coding it once more gives the
+ * same bytes. */
+static int check(bench *b, const coder *codec, result *r) {
     const uint8_t *at = b->packed;
+    double lost = 0, all = 0;
     r->idempotent = r->exact = true;
     for (size_t i = 0; i < b->kv.n_chunks; at += b->lens[i++]) {
         size_t len = 0;
-        const int err =
-            codec->encode(&b->out_chunks[i], b->room, codec->bound(&b->out_chunks[i]), &len);
+        const int err = coder_encode(b, codec, b->out_chunks, i, &len);
         if (err) return codec_failed(codec, "compressing again", err);
         if (len != b->lens[i] || memcmp(b->room, at, len) != 0) r->idempotent = false;
         for (size_t p = 0; p < b->kv.chunks[i].n_planes; p++) {
             const neap_codec_plane *from = &b->kv.chunks[i].planes[p];
-            if (memcmp(b->out_chunks[i].planes[p].data, from->data,
-                       from->n_rows * from->row_bytes) != 0)
-                r->exact = false;
+            const neap_codec_plane *to = &b->out_chunks[i].planes[p];
+            if (memcmp(to->data, from->data, from->n_rows * from->row_bytes) != 0) r->exact = false;
+            add_error(from, to, &lost, &all);
         }
     }
+    r->error = all > 0 ? lost / all : 0;
     return 0;
 }
 
@@ -247,8 +391,8 @@ static int measure(bench *b, size_t model) {
     const size_t reps = b->options.reps ? (size_t)b->options.reps : DEFAULT_REPS;
     int status = 0;
     for (size_t rep = 0; rep < reps && !status; rep++) {
-        for (size_t k = 0; neap_codec_at(k) && k < CODECS_MAX && !status; k++) {
-            const neap_codec *codec = neap_codec_at(k);
+        for (size_t k = 0; k < b->n_coders && !status; k++) {
+            const coder *codec = &b->coders[k];
             result *r = &b->results[k];
             neap_progress_set(((double)model + (double)rep / (double)reps) /
                                   (double)b->options.n_models,
@@ -265,36 +409,39 @@ static int measure(bench *b, size_t model) {
 
 /* ---- report ---- */
 
-static json_t *row_json(const bench *b, const char *model, const neap_codec *codec,
-                        const result *r) {
+static json_t *row_json(const bench *b, const char *model, const coder *codec, const result *r) {
     const neap_summary compress = neap_summarise(r->compress, r->n);
     const neap_summary decompress = neap_summarise(r->decompress, r->n);
     const neap_summary copy = neap_summarise(r->memcpy, r->n);
     const double ratio = (double)b->kv.raw_bytes / (double)r->coded_bytes;
-    return json_pack(
-        "{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:b, s:b, s:I, s:I, s:i, s:o, s:o, s:o}", "codec",
-        codec->name, "model", model, "context", (int)b->context, "ratio", ratio, "saved",
-        1 - 1 / ratio, "compress_gbps", compress.median, "decompress_gbps", decompress.median,
-        "memcpy_gbps", copy.median, "idempotent", r->idempotent, "exact", r->exact, "raw_bytes",
-        (json_int_t)b->kv.raw_bytes, "coded_bytes", (json_int_t)r->coded_bytes, "reps", (int)r->n,
-        "compress_gbps_range", neap_summary_json(&compress), "decompress_gbps_range",
-        neap_summary_json(&decompress), "memcpy_gbps_range", neap_summary_json(&copy));
+    return json_pack("{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:b, s:I, s:I, s:i, s:o, "
+                     "s:o, s:o, s:I}",
+                     "codec", codec->name, "model", model, "context", (int)b->context, "ratio",
+                     ratio, "saved", 1 - 1 / ratio, "compress_gbps", compress.median,
+                     "decompress_gbps", decompress.median, "memcpy_gbps", copy.median, "error",
+                     r->error, "idempotent", r->idempotent, "exact", r->exact, "raw_bytes",
+                     (json_int_t)b->kv.raw_bytes, "coded_bytes", (json_int_t)r->coded_bytes, "reps",
+                     (int)r->n, "compress_gbps_range", neap_summary_json(&compress),
+                     "decompress_gbps_range", neap_summary_json(&decompress), "memcpy_gbps_range",
+                     neap_summary_json(&copy), "model_bytes",
+                     codec->klt ? (json_int_t)neap_klt_model_bytes(codec->klt) : (json_int_t)0);
 }
 
 static int report(const bench *b, const char *model, json_t *rows) {
     int status = 0;
-    for (size_t k = 0; neap_codec_at(k) && k < CODECS_MAX; k++) {
-        const neap_codec *codec = neap_codec_at(k);
+    for (size_t k = 0; k < b->n_coders; k++) {
+        const coder *codec = &b->coders[k];
         const result *r = &b->results[k];
         json_array_append_new(rows, row_json(b, model, codec, r));
         if (!b->options.as_json)
-            printf("%-20s %-9s %6ld %6.2f %7.1f %% %9.2f %10.2f %8.2f  %s\n", model, codec->name,
-                   b->context, (double)b->kv.raw_bytes / (double)r->coded_bytes,
+            printf("%-20s %-11s %6ld %6.2f %7.1f %% %9.2f %10.2f %8.2f %8.1e  %s\n", model,
+                   codec->name, b->context, (double)b->kv.raw_bytes / (double)r->coded_bytes,
                    100 - 100 * (double)r->coded_bytes / (double)b->kv.raw_bytes,
                    neap_summarise(r->compress, r->n).median,
                    neap_summarise(r->decompress, r->n).median,
-                   neap_summarise(r->memcpy, r->n).median, r->idempotent ? "yes" : "NO");
-        if (!r->idempotent || (codec->lossless && !r->exact))
+                   neap_summarise(r->memcpy, r->n).median, r->error, r->idempotent ? "yes" : "NO");
+        /* klt is not: the engine never codes an unchanged chunk again. */
+        if (codec->codec && (!r->idempotent || (codec->codec->lossless && !r->exact)))
             status = neap_cli_error(NEAP_EXIT_FAILED, NULL,
                                     "%s, codec %s: a second cycle changed it", model, codec->name);
     }
@@ -309,12 +456,13 @@ static int run(bench *b) {
         const char *model = b->options.models[i];
         neap_progress_start("bench codec");
         status = load_cache(b, model);
+        if (!status) status = list_coders(b, model);
         if (!status) status = make_room(b);
         if (!status) status = measure(b, i);
         neap_progress_stop();
         if (!status && i == 0 && !b->options.as_json)
-            printf("%-20s %-9s %6s %6s %9s %9s %10s %8s  %s\n", "MODEL", "CODEC", "TOKENS", "RATIO",
-                   "SAVED", "COMPRESS", "DECOMPRESS", "MEMCPY", "IDEMPOTENT");
+            printf("%-20s %-11s %6s %6s %9s %9s %10s %8s %8s  %s\n", "MODEL", "CODEC", "TOKENS",
+                   "RATIO", "SAVED", "COMPRESS", "DECOMPRESS", "MEMCPY", "ERROR", "IDEMPOTENT");
         if (!status) status = report(b, neap_model_label(model), rows);
         free_model(b);
     }

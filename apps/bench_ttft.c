@@ -192,7 +192,7 @@ static const neap_command command = {
     "  --policy NAME    what to compare with partial-offload (default hybrid); may be given "
     "again;\n"
     "                   os-paging: llama.cpp without neap, paged out by the kernel (needs root)\n"
-    "  --codec NAME     q8 (default), cachegen or none\n"
+    "  --codec NAME     q8 (default), cachegen, none, or klt[:RATIO] (after neap train)\n"
     "  --text FILE      text of the context (default: generated)\n"
     "  --plot FILE      draws TTFT against remaining into an SVG file\n"
     "\n"

@@ -187,6 +187,18 @@ static void print_profile(const json_t *stat) {
            neap_instance_text(profile, "source"));
 }
 
+static void print_codec(const json_t *stat) {
+    const char *note = neap_instance_text(stat, "codec_note");
+    const double ratio = json_number_value(json_object_get(stat, "ratio"));
+    const double error = json_number_value(json_object_get(stat, "error"));
+    const uint64_t left = neap_instance_count(stat, "units", "klt_left");
+    if (*note && strcmp(note, "?") != 0) printf("  codec       %s\n", note);
+    if (ratio > 0) printf("  coded       %.2f times smaller", ratio);
+    if (ratio > 0 && error > 0) printf(", klt's error %.2f of what is expected at most", error);
+    if (ratio > 0 && left > 0) printf(", %llu chunks by q8", (unsigned long long)left);
+    if (ratio > 0) putchar('\n');
+}
+
 static void print_stat(const json_t *stat) {
     printf("%s (pid %llu), %s\n", neap_instance_text(stat, "program"),
            (unsigned long long)neap_instance_count(stat, NULL, "pid"),
@@ -213,6 +225,7 @@ static void print_stat(const json_t *stat) {
            neap_cli_size(neap_instance_count(stat, "bytes", "released")),
            neap_instance_text(stat, "stage"), neap_instance_text(stat, "codec"),
            neap_instance_text(stat, "policy"));
+    print_codec(stat);
     print_attention(stat);
     print_profile(stat);
     print_counters(stat);

@@ -8,10 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bytes.h"
+#include "klt_file.h"
 #include "neap.h"
 
-#define DIGEST_BYTES ((size_t)1 << 20)
 #define N_PAIRS_MAX 65536u
 #define KEY_MAX 256u
 
@@ -102,29 +101,6 @@ static bool read_pairs(FILE *file, metadata *g) {
     return true;
 }
 
-static int read_digest(FILE *file, uint64_t *ret_digest) {
-    unsigned char size_bytes[8];
-    if (fseeko(file, 0, SEEK_END) != 0) return -errno;
-    const uint64_t size = (uint64_t)ftello(file);
-    for (size_t i = 0; i < sizeof size_bytes; i++)
-        size_bytes[i] = (unsigned char)(size >> 8 * i);
-    unsigned char *head = malloc(DIGEST_BYTES);
-    neap_sum *sum = neap_sum_create();
-    int err = head && sum ? 0 : -ENOMEM;
-    if (!err) {
-        rewind(file);
-        const size_t len = fread(head, 1, DIGEST_BYTES, file);
-        neap_sum_feed(sum, size_bytes, sizeof size_bytes);
-        neap_sum_feed(sum, head, len);
-        *ret_digest = neap_sum_value(sum);
-        err = ferror(file) ? -EIO : 0;
-        rewind(file);
-    }
-    neap_sum_free(sum);
-    free(head);
-    return err;
-}
-
 static uint64_t chunk_bytes(const metadata *g) {
     const uint64_t by_head = g->head_count ? g->embedding_length / g->head_count : 0;
     const uint64_t n_kv = g->head_count_kv ? g->head_count_kv : g->head_count;
@@ -139,7 +115,7 @@ int neap_geometry_read(const char *path, neap_geometry *ret_geometry) {
     if (!file) return -errno;
     metadata g = {0};
     neap_geometry geometry = {0};
-    int err = read_digest(file, &geometry.digest);
+    int err = neap_model_digest(path, &geometry.digest);
     if (!err && !read_pairs(file, &g)) err = ferror(file) ? -EIO : NEAP_E_CORRUPT;
     fclose(file);
     if (err) return err;

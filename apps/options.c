@@ -8,13 +8,15 @@
 #include "bytes.h"
 #include "cli.h"
 #include "codec.h"
+#include "klt_file.h"
 #include "policy.h"
 #include "write_budget.h"
 
 const char neap_common_help[] =
     "Options of elastic memory (each also an environment variable NEAP_...):\n"
     "  --codec NAME       how KV chunks are kept in memory: q8 (default: half the size),\n"
-    "                     cachegen (less than a fifth), none (exact)\n"
+    "                     cachegen (less than a fifth), none (exact), klt or klt:RATIO\n"
+    "                     (on storage, after `neap train MODEL`: a quarter to an eighth)\n"
     "  --swap-dir DIR     folder of the swap file (default: the cache folder's swap)\n"
     "  --swap-limit SIZE  most bytes in the swap file\n"
     "  --keep SIZE        never evict below this\n"
@@ -111,10 +113,13 @@ static void append_name(char *list, size_t cap, const char *name) {
 }
 
 int neap_option_codec(const char *value) {
-    if (neap_codec_find(value)) return export("NEAP_CODEC", value);
+    double ratio;
+    if (neap_codec_find(value) || neap_klt_option_parse(value, &ratio))
+        return export("NEAP_CODEC", value);
     char known[256] = "";
     for (size_t i = 0; neap_codec_at(i); i++)
         append_name(known, sizeof known, neap_codec_at(i)->name);
+    append_name(known, sizeof known, "klt, klt:RATIO");
     return neap_cli_error(NEAP_EXIT_USAGE, known, "--codec %s: no such codec", value);
 }
 

@@ -14,6 +14,7 @@
 #include "cli.h"
 #include "clock.h"
 #include "geometry.h"
+#include "klt_file.h"
 #include "proc.h"
 #include "server_client.h"
 #include "textfile.h"
@@ -192,9 +193,10 @@ static int write_model(session *s, const neap_bases *bases, size_t profile, doub
     char path[NEAP_PATH_MAX];
     struct stat info;
     neap_bases_result result;
-    snprintf(path, sizeof path, "%s/klt-%s-%g.bin", s->folder, profiles[profile].name, ratio);
-    const int err = neap_bases_write(bases, ratio, path, neap_model_label(s->model),
-                                     s->geometry.digest, &result);
+    int err = neap_klt_path(s->folder, profiles[profile].name, ratio, path, sizeof path);
+    if (!err)
+        err = neap_bases_write(bases, ratio, path, neap_model_label(s->model), s->geometry.digest,
+                               &result);
     if (err == NEAP_E_BOUND)
         return neap_cli_error(NEAP_EXIT_FAILED, "ask for less", "profile %s cannot reach %g times",
                               profiles[profile].name, ratio);
@@ -284,17 +286,12 @@ static void print_table(const session *s, double seconds) {
 /* ---- command ---- */
 
 static int locate(session *s) {
-    char cache[NEAP_PATH_MAX - 256];
     int err = neap_geometry_read(s->model_path, &s->geometry);
     if (err)
         return neap_cli_error(NEAP_EXIT_FAILED, NULL, "model %s: %s", s->model_path,
                               neap_strerror(err));
-    err = neap_cache_dir(cache, sizeof cache);
-    if (!err) {
-        snprintf(s->folder, sizeof s->folder, "%s/trained/%016llx", cache,
-                 (unsigned long long)s->geometry.digest);
-        err = neap_make_dirs(s->folder, 0700);
-    }
+    err = neap_klt_folder(s->geometry.digest, s->folder, sizeof s->folder);
+    if (!err) err = neap_make_dirs(s->folder, 0700);
     if (!err) return 0;
     return neap_cli_error(NEAP_EXIT_FAILED, "set HOME or XDG_CACHE_HOME", "%s: %s", s->folder,
                           neap_strerror(err));

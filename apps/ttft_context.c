@@ -200,9 +200,13 @@ int neap_ttft_context_rewind(const neap_ttft_grid *g, const neap_ttft_side *s) {
     return status;
 }
 
+static bool is_klt(const neap_ttft_grid *g) {
+    return neap_codec_find(g->bench->codec) == NULL;
+}
+
 /* True when an eviction may not change a bit. */
 static bool is_exact(const neap_ttft_grid *g, const neap_ttft_side *s) {
-    return neap_ttft_is_paging(s) || neap_codec_find(g->bench->codec)->lossless ||
+    return neap_ttft_is_paging(s) || (!is_klt(g) && neap_codec_find(g->bench->codec)->lossless) ||
            neap_policy_find(s->policy)->clean_storage;
 }
 
@@ -238,6 +242,8 @@ static int save_settled(const neap_ttft_grid *g, neap_ttft_side *s) {
  * copies of earlier evictions stay on storage. */
 static int keep_settled(const neap_ttft_grid *g, neap_ttft_side *s) {
     uint64_t computed = 0;
+    /* klt would round a loaded context again; what it rounded once is clean where it is. */
+    if (is_klt(g) && !is_exact(g, s)) return 0;
     int status = save_settled(g, s);
     if (!status) status = load_settled(s);
     if (!status) status = reset(g, s, &computed);

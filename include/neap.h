@@ -58,7 +58,8 @@ typedef uint32_t neap_unit_id;
 /* Zeroed fields mean the default named. */
 typedef struct neap_options {
     const char *program;       /* shown by `neap ps`; default "?" */
-    const char *codec;         /* none | q8 | cachegen; default q8 */
+    const char *codec;         /* none | q8 | cachegen | klt[:RATIO], see neap_use_gguf; default
+                                  q8 */
     const char *policy;        /* hybrid | partial-offload | ...; default hybrid */
     const char *swap_dir;      /* default ${XDG_CACHE_HOME:-~/.cache}/neap/swap */
     uint64_t swap_limit_bytes; /* most bytes in the swap file; default: no limit of our own */
@@ -97,6 +98,12 @@ NEAP_API void neap_engine_free(neap_engine *engine); /* takes NULL; all regions 
 /* Sets what `neap ps` and `neap stat` show as the model (copied; a path is cut to its last part).
  */
 NEAP_API void neap_engine_set_model(neap_engine *engine, const char *model);
+
+/* With codec klt: caches added from now on are those of the model of this GGUF file. Where `neap
+ * train` made what klt needs for it, klt codes them as far as it can (f16, rows not transposed, a
+ * layer and head sizes that it was trained for, positions in the layout), else q8 does; neap_stat
+ * and the log say which, and why. With another codec nothing happens. */
+NEAP_API void neap_use_gguf(neap_engine *engine, const char *path);
 
 /* ---- regions: reserved address space, committed when first written ---- */
 
@@ -167,6 +174,10 @@ typedef struct neap_kv_layout {
     uint32_t n_streams;
     size_t n_planes; /* 1 or 2 */
     neap_kv_plane planes[2];
+    /* [n_streams * n_cells] position of each cell, to which its K is turned; -1: unknown. Codec klt
+     * reads them while nothing uses the engine; they change within a use that writes the cell, and
+     * live until the region is freed. NULL: none, and klt does not code this cache. */
+    const int32_t *positions;
 } neap_kv_layout;
 
 /* Registers a layer's cache. Its units exist from now on, empty: an empty unit holds nothing and is
@@ -349,6 +360,12 @@ typedef struct neap_stat {
     neap_rate_source rate_source;
     char model[256];
     char codec[32], policy[32];
+    char codec_note[320]; /* klt: which file, or why another codec is at work; else empty */
+    double kv_ratio;      /* f16 bytes of KV chunks that have a copy, over the copies; 0: none */
+    /* klt: mean error of what it coded over what its training makes expect, 0: nothing; chunks that
+     * it coded, and chunks of its layers that q8 did. */
+    double klt_error;
+    uint32_t klt_chunks, klt_left;
     char attention[16]; /* our kernels that ran, by name; empty: none yet */
     uint64_t attentions, attentions_host;
     char last_error[256];

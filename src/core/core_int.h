@@ -6,6 +6,7 @@
  *   stat.c      counters                     endpoint.c  control socket
  *   rates.c     throughputs of restores  profile_file.c  where they are kept
  *   trim.c      releasing by level           pressure_watch.c  releasing by itself
+ *   klt_file.c, klt_use.c  the codec klt: its files, which one is taken
  *   write_behind.c  copies of chunks while idle  write_budget.c  how many a day
  *
  * Locks      use_lock, then the pool's lock; never the other way round. Nothing waits for a use
@@ -52,6 +53,8 @@ struct neap_engine {
     const neap_policy *policy;
     char *program; /* constant, as the next */
     uint64_t keep_bytes;
+    bool wants_klt; /* codec klt was asked for; the next: of that ratio, 0: any */
+    double klt_ratio;
     int (*region_alloc)(void *ctx, size_t len_bytes, size_t align, void **ret_base);
     void (*region_free)(void *ctx, void *base);
     void *region_ctx;
@@ -67,6 +70,7 @@ struct neap_engine {
     /* pool's lock */
     neap_region *regions;
     char model[256];
+    char codec_note[320];
     neap_stage stage; /* of the last plan */
     neap_rates rates;
     struct neap_profile_link *profile; /* rates.c; NULL: none. The pointer is constant */
@@ -104,6 +108,9 @@ int neap_unit_wait(neap_engine *engine, neap_unit *unit);
 int neap_restore_owed(neap_engine *engine, uint64_t limit_bytes, uint64_t step_bytes,
                       uint64_t *ret_bytes);
 
+/* klt_use.c: name and note of the codec at work. [L] */
+void neap_codec_stat(const neap_engine *engine, neap_stat *inout_stat);
+
 /* evict.c */
 typedef struct neap_totals {
     uint64_t weights, weights_resident, weights_evictable;
@@ -111,6 +118,9 @@ typedef struct neap_totals {
     uint64_t kv_memory, kv_storage; /* bytes of copies */
     uint64_t owed;                  /* evictable bytes that pressure took and that are not back */
     uint32_t n_weights, n_weights_evicted, n_kv, n_kv_evicted, n_kv_on_storage, n_kv_clean, n_lost;
+    uint64_t kv_coded, kv_coded_from; /* bytes of coded copies, of what they are copies of */
+    uint32_t n_klt, n_klt_left;       /* chunks coded by klt; of its layers, by another codec */
+    double klt_error;                 /* sum over the former */
 } neap_totals;
 neap_totals neap_totals_get(neap_engine *engine); /* [L] */
 /* neap_evict() without waking the watcher: for the watcher itself. */

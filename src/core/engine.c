@@ -8,6 +8,7 @@
 #include "core_int.h"
 #include "err.h"
 #include "file.h"
+#include "klt_file.h"
 #include "profile_file.h"
 
 /* The swap file itself is made when the first eviction needs it: too late to learn that it cannot
@@ -25,7 +26,10 @@ static void try_swap_folder(const char *dir) {
 
 static int wire(neap_engine *engine, const neap_options *options) {
     char dir[PATH_MAX];
-    const neap_codec *codec = neap_codec_find(options->codec ? options->codec : "q8");
+    const char *name = options->codec ? options->codec : "q8";
+    engine->wants_klt = neap_klt_option_parse(name, &engine->klt_ratio);
+    if (engine->wants_klt) name = "q8"; /* for what klt does not code */
+    const neap_codec *codec = neap_codec_find(name);
     engine->policy = neap_policy_find(options->policy ? options->policy : "hybrid");
     if (!codec || !engine->policy) return NEAP_E_UNKNOWN;
     engine->program = strdup(options->program ? options->program : "?");

@@ -37,6 +37,13 @@ static void add_kv(neap_totals *t, const neap_unit *unit, neap_unit_state state,
     if (unit->stack) neap_stack_bytes(unit->stack, &len);
     t->kv_memory += len;
     t->kv_storage += unit->swap ? neap_swap_record_len(unit->swap) : 0;
+    if (unit->coded || unit->klt) {
+        t->kv_coded += len + (unit->swap ? neap_swap_record_len(unit->swap) : 0);
+        t->kv_coded_from += neap_kv_raw_bytes(unit);
+    }
+    t->n_klt += unit->klt != NULL;
+    t->n_klt_left += unit->kv->klt.block >= 0 && unit->keeps_codec;
+    t->klt_error += unit->klt ? (double)unit->klt->error : 0;
     t->n_kv_on_storage += away && unit->swap;
     t->n_kv_clean += !away && unit->swap;
 }
@@ -139,6 +146,7 @@ static uint64_t expected_encoded(const eviction *e, uint64_t raw) {
 static uint64_t expected_stored(const eviction *e, const neap_unit *unit, uint64_t raw,
                                 uint64_t encoded) {
     if (unit->swap) return neap_swap_record_len(unit->swap);
+    if (neap_klt_takes(e->engine->pool, unit)) return neap_klt_expected(unit);
     if (unit->stack) return encoded; /* is moved as it is */
     return e->engine->pool->storage_codec ? expected_encoded(e, raw) : raw;
 }
@@ -195,6 +203,7 @@ static size_t make_plan(eviction *e, uint64_t target) {
     neap_pool_each(pool, add_candidate, e);
     const neap_totals totals = neap_totals_get(engine);
     const neap_rates rates = engine->rates;
+    const bool has_klt = neap_pool_klt(pool) != NULL;
     pthread_mutex_unlock(&pool->lock);
 
     const neap_policy_input input = {
@@ -203,7 +212,8 @@ static size_t make_plan(eviction *e, uint64_t target) {
         .target_bytes = target,
         .read_rate = rates.read.bps,
         .decode_rate = rates.decode.bps,
-        .memory_useful = strcmp(pool->codec->name, "none") != 0,
+        /* klt's copies are on storage (pool/klt_unit.c), and with them all KV. */
+        .memory_useful = strcmp(pool->codec->name, "none") != 0 && !has_klt,
         .n_weights_evicted = totals.n_weights_evicted,
         .n_kv_on_storage = totals.n_kv_on_storage,
     };

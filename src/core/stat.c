@@ -70,6 +70,10 @@ static void count_bytes(neap_engine *engine, neap_stat *stat) {
     stat->lost = t.n_lost;
     stat->clean_chunks = t.n_kv_clean;
     stat->pressure_owed_bytes = t.owed;
+    stat->kv_ratio = t.kv_coded ? (double)t.kv_coded_from / (double)t.kv_coded : 0;
+    stat->klt_error = t.n_klt ? t.klt_error / t.n_klt : 0;
+    stat->klt_chunks = t.n_klt;
+    stat->klt_left = t.n_klt_left;
     const uint64_t total = t.weights + t.kv;
     const uint64_t held = t.weights_resident + t.kv_resident + t.kv_memory;
     stat->released = total > held ? total - held : 0;
@@ -104,7 +108,7 @@ void neap_stat_get(neap_engine *engine, neap_stat *ret_stat) {
     stat.rate_source = neap_rates_source(&engine->rates);
     memcpy(stat.model, engine->model, sizeof stat.model);
     memcpy(stat.last_error, pool->last_error, sizeof stat.last_error);
-    snprintf(stat.codec, sizeof stat.codec, "%s", pool->codec->name);
+    neap_codec_stat(engine, &stat);
     snprintf(stat.attention, sizeof stat.attention, "%s",
              engine->attention ? engine->attention : "");
     stat.attentions = engine->attentions;

@@ -188,10 +188,11 @@ static json_t *stat_bytes(const neap_stat *stat) {
 }
 
 static json_t *stat_units(const neap_stat *stat) {
-    return json_pack("{s:o, s:o, s:o, s:o, s:o}", "weights", count(stat->units_weights),
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "weights", count(stat->units_weights),
                      "weights_evicted", count(stat->units_weights_evicted), "kv",
                      count(stat->units_kv), "kv_evicted", count(stat->units_kv_evicted), "lost",
-                     count(stat->lost));
+                     count(stat->lost), "klt", count(stat->klt_chunks), "klt_left",
+                     count(stat->klt_left));
 }
 
 static json_t *stat_counters(const neap_stat *stat) {
@@ -240,7 +241,7 @@ static json_t *stat_write_behind(const neap_stat *stat) {
 int neap_ctl_stat_format(int pid, const char *program, const neap_stat *stat, char **ret_line) {
     json_t *instance = json_pack(
         "{s:i, s:o, s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:o, s:o}",
+        "s:o, s:o, s:o, s:f, s:f}",
         "pid", pid, "program", text(program ? program : "?"), "model", text(stat->model), "state",
         state_names[stat->state], "stage", stage_names[stat->stage], "n_ctx", count(stat->n_ctx),
         "n_contexts", count(stat->n_contexts), "tokens", count(stat->tokens), "codec",
@@ -248,7 +249,8 @@ int neap_ctl_stat_format(int pid, const char *program, const neap_stat *stat, ch
         stat_units(stat), "counters", stat_counters(stat), "last_request", stat_request(stat),
         "profile", stat_profile(stat), "attention", stat_attention(stat), "pressure",
         stat_pressure(stat), "write_behind", stat_write_behind(stat), "last_error",
-        text(stat->last_error));
+        text(stat->last_error), "codec_note", text(stat->codec_note), "ratio", stat->kv_ratio,
+        "error", stat->klt_error);
     return dump(json_pack("{s:b, s:o}", "ok", 1, "instance", instance), ret_line);
 }
 

@@ -79,7 +79,8 @@ static neap_kv_layout layout_of(const neap_layer_cache *layer) {
     neap_kv_layout layout = {.layer = layer->layer,
                              .n_cells = layer->n_cells,
                              .n_streams = layer->n_streams,
-                             .n_planes = layer->n_planes};
+                             .n_planes = layer->n_planes,
+                             .positions = layer->positions};
     for (size_t i = 0; i < layer->n_planes; i++) {
         const struct ggml_tensor *root = layer->planes[i];
         layout.planes[i] = (neap_kv_plane){
@@ -257,8 +258,21 @@ int neap_cache_read(const neap_cache *cache, size_t offset, size_t size) {
     return neap_cache_cells(cache, offset, size, wait_cells, NULL);
 }
 
+/* What comes from a slot file, a sequence copied: mostly a cell is at its position. A wrong guess
+ * shows in klt's error estimate, and another codec takes the chunk. */
+static void guess_positions(neap_layer_cache *layer, uint32_t stream, uint32_t first, uint32_t n) {
+    int32_t *positions = layer->positions + (size_t)stream * layer->n_cells;
+    for (uint32_t cell = first; cell < first + n; cell++) {
+        positions[cell] = (int32_t)cell;
+    }
+}
+
 static int write_cells(neap_layer_cache *layer, uint32_t stream, uint32_t first, uint32_t n,
                        void *ctx) {
+    const neap_cache *cache = ctx;
+    if (!cache->is_v) {
+        guess_positions(layer, stream, first, n);
+    }
     int err = neap_kv_write(layer->kv, stream, first, n, false);
     if (err == NEAP_E_LOST) {
         err = neap_lost_note(layer, stream, first, n);

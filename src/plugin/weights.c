@@ -463,6 +463,7 @@ void neap_weights_finish(neap_buffer *buffer) {
     for (size_t i = 0; i < buffer->n_weights; i++) {
         if (buffer->weights[i].path != NULL) {
             neap_engine_set_model(neap_plugin_engine(), buffer->weights[i].path);
+            neap_use_gguf(neap_plugin_engine(), buffer->weights[i].path);
             break;
         }
     }

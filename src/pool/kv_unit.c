@@ -121,6 +121,11 @@ static neap_codec_chunk codec_chunk(const neap_unit *unit) {
     return chunk;
 }
 
+uint64_t neap_kv_raw_bytes(const neap_unit *unit) {
+    const neap_codec_chunk chunk = codec_chunk(unit);
+    return neap_codec_raw_bytes(&chunk);
+}
+
 static size_t raw_parts(const neap_unit *unit, struct iovec parts[2]) {
     size_t n = 0;
     for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
@@ -161,6 +166,7 @@ static void set_layout(neap_kv *kv, const neap_kv_layout *layout) {
     kv->whole_streams = false;
     for (size_t i = 0; i < layout->n_planes; i++)
         kv->whole_streams = kv->whole_streams || layout->planes[i].transposed;
+    neap_klt_fit(kv);
 }
 
 int neap_pool_add_kv(neap_pool *pool, const void *region, const neap_kv_layout *layout,
@@ -169,8 +175,9 @@ int neap_pool_add_kv(neap_pool *pool, const void *region, const neap_kv_layout *
     if (!kv) return -ENOMEM;
     kv->pool = pool;
     kv->region = region;
-    set_layout(kv, layout);
     pthread_mutex_lock(&pool->lock);
+    kv->klt.model = neap_pool_klt(pool);
+    set_layout(kv, layout);
     const int err = make_units(pool, kv);
     if (!err) {
         kv->next = pool->kvs;
@@ -300,6 +307,7 @@ static void set_copy(neap_pool *pool, neap_unit *unit, neap_swap_record *swap,
     unit->swap = swap;
     unit->stack = stack;
     unit->coded = coded;
+    unit->keeps_codec = unit->keeps_codec || (coded && !coded->lossless);
     pthread_mutex_unlock(&pool->lock);
 }
 
@@ -335,7 +343,34 @@ static const neap_codec *storage_codec(const neap_pool *pool, const neap_unit *u
                                      : NULL;
 }
 
+static int copy_by_klt(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
+    const neap_codec_chunk chunk = codec_chunk(unit);
+    int32_t positions[NEAP_CHUNK_CELLS];
+    neap_swap_record *record;
+    neap_klt_note *note;
+    struct iovec part = {neap_worker_bounce(worker, neap_klt_room(unit)), 0};
+    if (!part.iov_base) return -ENOMEM;
+    neap_klt_positions(unit, positions);
+    int err = neap_klt_encode_planes(&unit->kv->klt, &chunk, positions, part.iov_base,
+                                     &part.iov_len, &note);
+    if (err) return err;
+    err = neap_swapfile_put(pool->swapfile, &part, 1, &record);
+    if (err) {
+        free(note);
+        return err;
+    }
+    pthread_mutex_lock(&pool->lock);
+    unit->swap = record;
+    unit->klt = note;
+    pthread_mutex_unlock(&pool->lock);
+    return 0;
+}
+
 static int copy_to_storage(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
+    if (neap_klt_takes(pool, unit)) {
+        const int klt_err = copy_by_klt(pool, unit, worker);
+        if (klt_err != NEAP_E_BOUND) return klt_err;
+    }
     const neap_codec *codec = storage_codec(pool, unit);
     neap_swap_record *record;
     struct iovec parts[2];
@@ -376,6 +411,7 @@ static int move_to_storage(neap_pool *pool, neap_unit *unit, neap_evicted *evict
 static int secure_copy(neap_pool *pool, neap_unit *unit, neap_action action, neap_worker *worker,
                        neap_evicted *evicted) {
     const bool codes = strcmp(pool->codec->name, "none") != 0;
+    if (neap_klt_takes(pool, unit)) action = NEAP_ACTION_TO_STORAGE;
     if (action == NEAP_ACTION_TO_MEMORY && codes) {
         evicted->action = NEAP_ACTION_TO_MEMORY;
         if (copy_to_memory(pool, unit, worker, evicted) == 0) return 0;
@@ -442,8 +478,10 @@ size_t neap_pool_copy_size(const neap_pool *pool, const neap_unit *unit, size_t 
     const neap_codec *codec = storage_codec(pool, unit);
     if (codec) {
         const neap_codec_chunk chunk = codec_chunk(unit);
+        const size_t room = neap_klt_takes(pool, unit) ? neap_klt_room(unit) : 0;
         *ret_most = codec->bound(&chunk);
-        return NEAP_ROUND_UP(neap_codec_raw_bytes(&chunk), neap_vm_page()) + *ret_most;
+        return NEAP_ROUND_UP(neap_codec_raw_bytes(&chunk), neap_vm_page()) +
+               (room > *ret_most ? room : *ret_most);
     }
     struct iovec parts[2];
     const size_t n = raw_parts(unit, parts);
@@ -470,44 +508,60 @@ static void take_bytes(neap_copy *copy, const struct iovec *raw, size_t n_raw, c
     for (size_t i = 0; i < copy->chunk.n_planes; i++) {
         neap_codec_plane *plane = &copy->chunk.planes[i]; /* whole rows: it is not transposed */
         plane->data = append(&at, plane->data, plane->n_rows * plane->row_bytes);
+        plane->row_stride = plane->row_bytes;
     }
     at = buffer + NEAP_ROUND_UP((size_t)(at - buffer), neap_vm_page());
     copy->bytes = (struct iovec){at, copy->codec->bound(&copy->chunk)};
 }
 
-int neap_pool_copy_take(neap_pool *pool, neap_unit *unit, void *buffer, size_t size,
-                        neap_copy *ret_copy) {
+int neap_pool_copy_take(neap_pool *pool, neap_unit *unit, size_t size, neap_copy *ret_copy) {
     size_t most;
     if (!wants_copy(unit) || neap_pool_copy_size(pool, unit, &most) != size) return -EAGAIN;
-    neap_copy copy = {.unit = unit, .codec = storage_codec(pool, unit), .chunk = codec_chunk(unit)};
-    struct iovec raw[2];
-    const size_t n_raw = copy.codec ? 0 : raw_parts(unit, raw);
+    *ret_copy = (neap_copy){.unit = unit,
+                            .codec = storage_codec(pool, unit),
+                            .chunk = codec_chunk(unit),
+                            .by_klt = neap_klt_takes(pool, unit),
+                            .klt = unit->kv->klt};
+    if (ret_copy->by_klt) neap_klt_positions(unit, ret_copy->positions);
     unit->copying = true;
     pool->reading = unit;
-    pthread_mutex_unlock(&pool->lock);
-    take_bytes(&copy, raw, n_raw, buffer);
-    pthread_mutex_lock(&pool->lock);
-    pool->reading = NULL;
-    pthread_cond_broadcast(&pool->changed);
-    *ret_copy = copy;
     return 0;
 }
 
+void neap_pool_copy_read(neap_pool *pool, neap_copy *copy, void *buffer) {
+    struct iovec raw[2];
+    const size_t n_raw = copy->codec ? 0 : raw_parts(copy->unit, raw);
+    pthread_mutex_unlock(&pool->lock);
+    take_bytes(copy, raw, n_raw, buffer);
+    pthread_mutex_lock(&pool->lock);
+    pool->reading = NULL;
+    pthread_cond_broadcast(&pool->changed);
+}
+
 int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_bytes) {
+    const neap_codec *codec = copy->codec;
     struct iovec part = copy->bytes;
     neap_swap_record *record = NULL;
-    int err = 0;
-    if (copy->codec)
-        err = copy->codec->encode(&copy->chunk, part.iov_base, copy->bytes.iov_len, &part.iov_len);
+    neap_klt_note *note = NULL;
+    int err = copy->by_klt ? neap_klt_encode_planes(&copy->klt, &copy->chunk, copy->positions,
+                                                    part.iov_base, &part.iov_len, &note)
+                           : NEAP_E_BOUND;
+    if (err == NEAP_E_BOUND)
+        err = codec ? codec->encode(&copy->chunk, part.iov_base, copy->bytes.iov_len, &part.iov_len)
+                    : 0;
     if (!err) err = neap_swapfile_put(pool->swapfile, &part, 1, &record);
     pthread_mutex_lock(&pool->lock);
     if (!err && copy->unit->copying) {
         copy->unit->swap = record;
-        copy->unit->coded = copy->codec;
+        copy->unit->coded = note ? NULL : codec;
+        copy->unit->klt = note;
+        copy->unit->keeps_codec = !note && codec && !codec->lossless;
         record = NULL;
+        note = NULL;
     }
     copy->unit->copying = false;
     pthread_mutex_unlock(&pool->lock);
+    free(note);
     if (record) neap_swapfile_drop(pool->swapfile, record);
     if (!err) *ret_bytes = part.iov_len;
     return err;
@@ -605,6 +659,10 @@ static int load_coded(neap_pool *pool, const neap_unit *unit, neap_worker *worke
 }
 
 int neap_kv_unit_load(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
+    if (unit->klt) {
+        const neap_codec_chunk chunk = codec_chunk(unit);
+        return neap_klt_load_unit(pool, unit, &chunk, worker);
+    }
     if (unit->coded) return load_coded(pool, unit, worker);
     struct iovec parts[2];
     const size_t n = raw_parts(unit, parts);
@@ -657,6 +715,7 @@ int neap_pool_clear(neap_kv *kv) {
     for (uint32_t i = 0; i < layout->n_streams * units_of_stream(kv); i++) {
         neap_unit *unit = neap_pool_unit(pool, kv->units[i]);
         neap_unit_forget_copies(pool, unit);
+        unit->keeps_codec = false;
         unit->used = 0;
         unit->last_error = 0;
         if (neap_unit_state_of(unit) != NEAP_UNIT_EMPTY)

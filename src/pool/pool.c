@@ -29,6 +29,7 @@
  *  8 n_restoring counts the units RESTORING.
  *  9 Only a RESIDENT KV unit without a swap record is being copied; at most one is. Its bytes do
  *    not change and it stays RESIDENT while it is being read.
+ * 10 What klt coded is in the swap file, has no other codec, and was rounded by none.
  *
  * Threading. One lock for the table: what happens under it is short, transfers run outside, owned
  * by whoever put the unit into EVICTING or RESTORING. States are read without the lock; a reader
@@ -70,6 +71,7 @@ int neap_pool_create(const neap_pool_options *options, neap_pool **ret_pool) {
 static void free_unit_memory(neap_unit *unit, void *ctx) {
     (void)ctx;
     free(unit->parts);
+    free(unit->klt);
 }
 
 void neap_pool_free(neap_pool *pool) {
@@ -82,6 +84,7 @@ void neap_pool_free(neap_pool *pool) {
         free(kv);
     }
     neap_weight_unit_free_files(pool);
+    neap_klt_close_models(pool);
     for (uint32_t i = 0; i < NEAP_POOL_BLOCKS; i++)
         free(atomic_load_explicit(&pool->blocks[i], memory_order_relaxed));
     neap_swapfile_free(pool->swapfile);
@@ -137,7 +140,7 @@ void neap_unit_delete(neap_pool *pool, neap_unit *unit) {
     neap_unit_move(pool, unit, NEAP_UNIT_FREE);
     unit->parts = NULL;
     unit->n_parts = 0;
-    unit->to_rebuild = unit->is_kv = false;
+    unit->to_rebuild = unit->is_kv = unit->keeps_codec = false;
     unit->kv = NULL;
     unit->used = 0;
     unit->last_error = 0;
@@ -153,6 +156,8 @@ void neap_unit_forget_copies(neap_pool *pool, neap_unit *unit) {
     unit->stack = NULL;
     unit->swap = NULL;
     unit->coded = NULL;
+    free(unit->klt);
+    unit->klt = NULL;
     unit->copying = false;
 }
 
@@ -376,6 +381,7 @@ int neap_pool_dirty(neap_pool *pool, neap_unit *unit, uint32_t used, bool overwr
         }
     }
     neap_unit_forget_copies(pool, unit);
+    unit->keeps_codec = false;
     if (used > unit->used) unit->used = used;
     unit->last_error = 0;
     if (state != NEAP_UNIT_RESIDENT) neap_unit_move(pool, unit, NEAP_UNIT_RESIDENT);
@@ -387,6 +393,7 @@ int neap_pool_forget(neap_pool *pool, neap_unit *unit) {
     const int err = neap_kv_unit_open(pool, unit);
     if (err) return err;
     neap_kv_unit_zero_edges(unit);
+    unit->keeps_codec = false;
     unit->last_error = 0;
     neap_unit_move(pool, unit, NEAP_UNIT_RESIDENT);
     return 0;
@@ -414,6 +421,8 @@ static void check_copies(const neap_unit *unit, neap_unit_state state) {
     if (unit->queued && !away) BROKEN(unit, "2");
     if (state == NEAP_UNIT_RESIDENT && unit->stack) BROKEN(unit, "5");
     if (unit->copying && (state != NEAP_UNIT_RESIDENT || unit->swap)) BROKEN(unit, "9");
+    if (unit->klt && (!unit->swap || unit->stack || unit->coded || unit->keeps_codec))
+        BROKEN(unit, "10");
     if (unit->is_kv) {
         const bool empty = state == NEAP_UNIT_EMPTY;
         if (empty != (unit->used == 0)) BROKEN(unit, "3");

@@ -12,6 +12,7 @@
 
 #include "codec.h"
 #include "file.h"
+#include "klt.h"
 #include "neap.h"
 #include "policy.h"
 #include "stack.h"
@@ -48,6 +49,13 @@ typedef struct neap_weight_part {
     void *rebuild_ctx;
 } neap_weight_part;
 
+/* How klt codes the chunks of a cache; what it points to lives as long as the pool. */
+typedef struct neap_klt_use {
+    const neap_klt_model *model; /* the pool's when the cache was added; NULL: none */
+    int block;                   /* -1: the pool's codec codes the cache */
+    float expected;              /* most error of a row that the model makes expect */
+} neap_klt_use;
+
 struct neap_kv {
     struct neap_pool *pool;
     struct neap_kv *next; /* of the pool's list */
@@ -56,7 +64,17 @@ struct neap_kv {
     uint32_t n_chunks;   /* of one stream */
     bool whole_streams;  /* a plane is transposed: one unit a stream */
     neap_unit_id *units; /* [n_streams * (whole_streams ? 1 : n_chunks)] */
+
+    neap_klt_use klt;
 };
+
+/* How klt coded a chunk. */
+typedef struct neap_klt_note {
+    float error;         /* mean of its rows, in units of neap_klt_use.expected */
+    int32_t first;       /* position of the first row; with n 0 the others follow it one by one */
+    uint32_t n;          /* rows */
+    int32_t positions[]; /* [n] that K was turned to */
+} neap_klt_note;
 
 typedef struct neap_unit {
     _Atomic(int) state; /* neap_unit_state; written under the lock, read anywhere */
@@ -82,6 +100,8 @@ typedef struct neap_unit {
     neap_swap_record *swap;
     neap_stack_record *stack;
     const neap_codec *coded; /* how the record's KV bytes are coded; NULL: raw, read in place */
+    neap_klt_note *klt; /* klt coded the record, on storage (coded is NULL); NULL: it did not */
+    bool keeps_codec;   /* a lossy codec has rounded its cells: no other may after it */
 
     neap_weight_part *parts;
     size_t n_parts;
@@ -109,9 +129,10 @@ typedef struct neap_pool {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* some unit left RESTORING, a queue was emptied, a unit was read */
     const neap_codec *codec;
-    const neap_codec *storage_codec; /* NULL: raw where planes are contiguous */
-    bool poison;                     /* constant, as the two above */
-    neap_swapfile *swapfile;         /* these two lock themselves */
+    const neap_codec *storage_codec;  /* NULL: raw where planes are contiguous */
+    bool poison;                      /* constant, as the two above */
+    struct neap_klt_open *klt_models; /* open ones, the current one first */
+    neap_swapfile *swapfile;          /* these two lock themselves */
     neap_stack *stack;
 
     _Atomic(neap_unit *) blocks[NEAP_POOL_BLOCKS]; /* a published block stays until the end */
@@ -153,6 +174,10 @@ int neap_pool_add_weights(neap_pool *pool, int layer, const neap_weight_extent *
 /* The layout must have been checked against its region. */
 int neap_pool_add_kv(neap_pool *pool, const void *region, const neap_kv_layout *layout,
                      neap_kv **ret_kv);
+/* Caches added from now on are coded by that model as far as it fits them; NULL: none. Takes it
+ * over where it succeeds. Fails: -ENOMEM. */
+int neap_pool_set_klt(neap_pool *pool, neap_klt_model *model);
+const neap_klt_model *neap_pool_klt(const neap_pool *pool); /* the current one [L] */
 /* -EBUSY when cells are in use. */
 int neap_pool_relayout(neap_kv *kv, const neap_kv_layout *layout);
 /* Removes the caches added with that region and the weight units that touch its addresses. Nothing
@@ -166,6 +191,11 @@ typedef struct neap_unit_bytes {
     uint64_t evictable; /* of those: what evicting releases */
 } neap_unit_bytes;
 neap_unit_bytes neap_unit_size(const neap_unit *unit); /* [L] */
+uint64_t neap_kv_raw_bytes(const neap_unit *unit);     /* of its cells in use, uncompressed [L] */
+/* Whether klt is to code the chunk - its cache fits, all cells are in use, no other codec has
+ * rounded it - and to how many bytes. [L], or who evicts it */
+bool neap_klt_takes(const neap_pool *pool, const neap_unit *unit);
+size_t neap_klt_expected(const neap_unit *unit);
 
 /* ---- transitions ---- */
 
@@ -199,6 +229,9 @@ typedef struct neap_copy {
     const neap_codec *codec; /* NULL: raw */
     neap_codec_chunk chunk;  /* to be coded */
     struct iovec bytes;      /* raw bytes, or room for the coded ones */
+    bool by_klt;             /* where klt takes it */
+    neap_klt_use klt;
+    int32_t positions[NEAP_CHUNK_CELLS];
 } neap_copy;
 
 /* The RESIDENT chunk without a copy that an eviction would send first (the rearmost), if all of its
@@ -207,12 +240,14 @@ neap_unit *neap_pool_next_to_copy(neap_pool *pool);
 /* Size of the buffer that copying the unit takes; *ret_most: most bytes it may take on storage. [L]
  */
 size_t neap_pool_copy_size(const neap_pool *pool, const neap_unit *unit, size_t *ret_most);
-/* Takes the unit's bytes into the page-aligned buffer of that size. The caller has seen that no use
- * runs; until it returns pool->reading is set, which whoever writes, evicts or removes the unit
- * waits for. Afterwards the unit may be used as any other. One copy at a time. Lets go of the lock
- * meanwhile. Fails: -EAGAIN (it is not such a unit any more, or one of another size). [L] */
-int neap_pool_copy_take(neap_pool *pool, neap_unit *unit, void *buffer, size_t size,
-                        neap_copy *ret_copy);
+/* Begins a copy: what is known of the unit now, the positions of its cells included. The caller has
+ * seen that no use runs, and lets none begin until it returns. From here until the bytes are read
+ * pool->reading is set, which whoever writes, evicts or removes the unit waits for. One copy at a
+ * time. Fails: -EAGAIN (it is not such a unit any more, or one of another size). [L] */
+int neap_pool_copy_take(neap_pool *pool, neap_unit *unit, size_t size, neap_copy *ret_copy);
+/* Reads its bytes into the page-aligned buffer of that size; uses may begin. Afterwards the unit
+ * may be used as any other. Lets go of the lock meanwhile. [L] */
+void neap_pool_copy_read(neap_pool *pool, neap_copy *copy, void *buffer);
 /* Codes and writes what was taken. The unit is clean then, unless it has changed or gone: in that
  * case the record is dropped. Without the lock. */
 int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_bytes);

@@ -51,4 +51,22 @@ int neap_kv_unit_load(neap_pool *pool, neap_unit *unit, neap_worker *worker);
 void neap_kv_unit_release(neap_pool *pool, neap_unit *unit);
 int neap_kv_unit_open(neap_pool *pool, neap_unit *unit); /* accessible, nothing committed */
 void neap_kv_unit_zero_edges(const neap_unit *unit);
+
+/* klt_unit.c */
+/* Whether the pool's current model codes a cache of this layout; sets what the cache keeps of it.
+ */
+void neap_klt_fit(neap_kv *kv);
+/* Room to code the chunk, page-aligned: encoded bytes from its start, scratch behind them. */
+size_t neap_klt_room(const neap_unit *unit);
+/* The positions of the unit's cells in use. */
+void neap_klt_positions(const neap_unit *unit, int32_t positions[NEAP_CHUNK_CELLS]);
+/* Codes the planes of a unit, or a copy of them. NEAP_E_BOUND: klt is not for this chunk
+ * (the error is over the limit, or it saves less than q8). *ret_note is malloc'd. */
+int neap_klt_encode_planes(const neap_klt_use *use, const neap_codec_chunk *planes,
+                           const int32_t *positions, void *room, size_t *ret_len,
+                           neap_klt_note **ret_note);
+/* Reads the unit's record and decodes it into its planes. */
+int neap_klt_load_unit(neap_pool *pool, const neap_unit *unit, const neap_codec_chunk *planes,
+                       neap_worker *worker);
+void neap_klt_close_models(neap_pool *pool);
 #endif

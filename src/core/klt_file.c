@@ -1,0 +1,87 @@
+/* klt_file.c - see klt_file.h. */
+#include "klt_file.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bytes.h"
+#include "file.h"
+#include "proc.h"
+
+#define DIGEST_BYTES ((size_t)1 << 20)
+
+bool neap_klt_option_parse(const char *text, double *ret_ratio) {
+    if (strncmp(text, "klt", 3) != 0) return false;
+    if (text[3] == '\0') {
+        *ret_ratio = 0;
+        return true;
+    }
+    char *end;
+    const double ratio = text[3] == ':' ? strtod(text + 4, &end) : 0;
+    if (!(ratio > 1 && ratio < 1000) || *end != '\0') return false;
+    *ret_ratio = ratio;
+    return true;
+}
+
+int neap_model_digest(const char *gguf, uint64_t *ret_digest) {
+    neap_file *file = NULL;
+    neap_file_id id;
+    neap_sum *sum = neap_sum_create();
+    uint8_t *head = aligned_alloc(NEAP_DIRECT_ALIGN, DIGEST_BYTES);
+    int err = sum && head ? neap_file_open_read(gguf, &file) : -ENOMEM;
+    if (!err) err = neap_file_identity(file, &id);
+    const size_t len = err ? 0 : id.size_bytes < DIGEST_BYTES ? id.size_bytes : DIGEST_BYTES;
+    if (len > 0) err = neap_file_read(file, head, len, 0);
+    if (!err) {
+        uint8_t size[8];
+        for (size_t i = 0; i < sizeof size; i++)
+            size[i] = (uint8_t)(id.size_bytes >> 8 * i);
+        neap_sum_feed(sum, size, sizeof size);
+        neap_sum_feed(sum, head, len);
+        *ret_digest = neap_sum_value(sum);
+    }
+    neap_file_close(file);
+    neap_sum_free(sum);
+    free(head);
+    return err;
+}
+
+int neap_klt_folder(uint64_t digest, char *ret_path, size_t cap) {
+    char cache[PATH_MAX];
+    const int err = neap_cache_dir(cache, sizeof cache);
+    if (err) return err;
+    const int len = snprintf(ret_path, cap, "%s/trained/%016" PRIx64, cache, digest);
+    return len < 0 || (size_t)len >= cap ? -ENAMETOOLONG : 0;
+}
+
+int neap_klt_path(const char *folder, const char *profile, double ratio, char *ret_path,
+                  size_t cap) {
+    const int len = snprintf(ret_path, cap, "%s/klt-%s-%g.bin", folder, profile, ratio);
+    return len < 0 || (size_t)len >= cap ? -ENAMETOOLONG : 0;
+}
+
+int neap_klt_file_open(uint64_t digest, double ratio, neap_klt_model **ret_model, char *ret_name,
+                       size_t cap) {
+    const struct {
+        const char *profile;
+        double ratio;
+    } wanted[] = {{"layer", ratio}, {"head", ratio}},
+      usual[] = {{"layer", 8}, {"layer", 6}, {"head", 4}, {"layer", 4}, {"head", 6}, {"head", 8}};
+    const size_t n = ratio > 0 ? sizeof wanted / sizeof *wanted : sizeof usual / sizeof *usual;
+    char folder[PATH_MAX], path[PATH_MAX];
+    int err = neap_klt_folder(digest, folder, sizeof folder);
+    if (err) return err;
+    err = -ENOENT;
+    for (size_t i = 0; i < n && err == -ENOENT; i++) {
+        const char *profile = ratio > 0 ? wanted[i].profile : usual[i].profile;
+        const double of = ratio > 0 ? ratio : usual[i].ratio;
+        err = neap_klt_path(folder, profile, of, path, sizeof path);
+        if (!err) err = neap_klt_model_open(path, digest, ret_model);
+        if (!err) snprintf(ret_name, cap, "klt-%s-%g", profile, of);
+    }
+    return err;
+}

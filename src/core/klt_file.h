@@ -1,0 +1,31 @@
+/* klt_file.h - the files of the codec klt: where `neap train` puts them, which one an engine takes.
+ * Errors    0 or negative; on failure ret_ values are untouched. */
+#ifndef NEAP_CORE_KLT_FILE_H
+#define NEAP_CORE_KLT_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "klt.h"
+
+/* "klt" (*ret_ratio 0) or "klt:RATIO", above 1; false: anything else. */
+bool neap_klt_option_parse(const char *text, double *ret_ratio);
+
+/* Digest of a GGUF, by which its files are kept: XXH3 of its size and first MiB, where metadata
+ * lies. */
+int neap_model_digest(const char *gguf, uint64_t *ret_digest);
+
+/* The folder in the cache folder for what is learned from that model. */
+int neap_klt_folder(uint64_t digest, char *ret_path, size_t cap);
+/* The file in it; profile is head, layer or joint. */
+int neap_klt_path(const char *folder, const char *profile, double ratio, char *ret_path,
+                  size_t cap);
+
+/* Opens the model's file of that ratio, one layer before per head. Ratio 0: the first there is of
+ * layer 8, layer 6, head 4, layer 4, head 6, head 8. Files of more layers (joint) are not taken:
+ * the engine evicts by the layer. ret_name: "klt-head-4". Fails: -ENOENT (nothing was trained, or
+ * not for that ratio); as neap_klt_model_open(). */
+int neap_klt_file_open(uint64_t digest, double ratio, neap_klt_model **ret_model, char *ret_name,
+                       size_t cap);
+#endif

@@ -1,0 +1,75 @@
+/* klt_use.c - codec klt of an engine: which model's file is in use, and what is said about it. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core_int.h"
+#include "err.h"
+#include "klt_file.h"
+
+static void note(neap_engine *engine, bool in_use, const char *text) {
+    neap_log(in_use ? NEAP_LOG_INFO : NEAP_LOG_WARN, "codec klt: %s", text);
+    pthread_mutex_lock(&engine->pool->lock);
+    snprintf(engine->codec_note, sizeof engine->codec_note, "%s", text);
+    pthread_mutex_unlock(&engine->pool->lock);
+}
+
+static void tell_why_not(neap_engine *engine, const char *path, int err) {
+    char text[sizeof engine->codec_note], ratio[32] = "";
+    if (engine->klt_ratio > 0) snprintf(ratio, sizeof ratio, "--ratio %g ", engine->klt_ratio);
+    if (err == -ENOENT)
+        snprintf(text, sizeof text,
+                 "q8 instead: klt has learned nothing about this model%s (neap train %s%s)",
+                 engine->klt_ratio > 0 ? " at that ratio" : "", ratio, path);
+    else if (err == NEAP_E_CORRUPT || err == NEAP_E_VERSION || err == NEAP_E_CHANGED)
+        snprintf(text, sizeof text,
+                 "q8 instead: what klt learned is %s (make it anew: neap train %s%s)",
+                 err == NEAP_E_CORRUPT   ? "damaged"
+                 : err == NEAP_E_CHANGED ? "of another model"
+                                         : "of another version",
+                 ratio, path);
+    else
+        snprintf(text, sizeof text, "q8 instead: %s: %s", path, neap_strerror(err));
+    note(engine, false, text);
+}
+
+void neap_use_gguf(neap_engine *engine, const char *path) {
+    if (!engine->wants_klt) return;
+    char name[32], text[sizeof engine->codec_note];
+    uint64_t digest;
+    neap_klt_model *model = NULL;
+    if (engine->policy->clean_storage) {
+        snprintf(text, sizeof text, "q8 instead: policy %s writes KV as it is",
+                 engine->policy->name);
+        note(engine, false, text);
+        return;
+    }
+    int err = neap_model_digest(path, &digest);
+    if (!err) err = neap_klt_file_open(digest, engine->klt_ratio, &model, name, sizeof name);
+    const int set_err = neap_pool_set_klt(engine->pool, model); /* also: none any more */
+    if (!err && set_err) {
+        neap_klt_model_close(model);
+        err = set_err;
+    }
+    if (err)
+        tell_why_not(engine, path, err);
+    else
+        note(engine, true, name);
+}
+
+void neap_codec_stat(const neap_engine *engine, neap_stat *inout_stat) {
+    const neap_pool *pool = engine->pool;
+    uint32_t n_klt = 0, n_others = 0;
+    for (const neap_kv *kv = pool->kvs; kv; kv = kv->next)
+        *(kv->klt.block >= 0 ? &n_klt : &n_others) += 1;
+    const bool is_klt = n_klt > 0 || (n_others == 0 && neap_pool_klt(pool));
+    snprintf(inout_stat->codec, sizeof inout_stat->codec, "%s", is_klt ? "klt" : pool->codec->name);
+    const size_t cap = sizeof inout_stat->codec_note;
+    if (!engine->wants_klt)
+        inout_stat->codec_note[0] = '\0';
+    else if (!neap_pool_klt(pool) || n_others == 0)
+        snprintf(inout_stat->codec_note, cap, "%s", engine->codec_note);
+    else
+        snprintf(inout_stat->codec_note, cap, "%.32s; %s for %u caches that it does not fit",
+                 engine->codec_note, pool->codec->name, n_others);
+}
