@@ -1,8 +1,8 @@
 /* train.c - `neap train`: makes the files that learned codecs need for a model.
  *
  * llama-server reads the texts, cut into contexts, through the backend, which writes down what each
- * layer caches (NEAP_CAPTURE); after each context that file is taken in and emptied. Then come the
- * bases of each profile and one file for each ratio. */
+ * layer caches (NEAP_CAPTURE) in a file without a name; after each context that file is taken in
+ * and emptied. Then come the bases of each profile and one model file for each ratio. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -41,7 +41,8 @@ static const struct {
 typedef struct session {
     bool as_json;
     const char *model;
-    char model_path[NEAP_PATH_MAX], folder[NEAP_PATH_MAX - 64], capture[NEAP_PATH_MAX];
+    char model_path[NEAP_PATH_MAX], folder[NEAP_PATH_MAX - 64];
+    int capture; /* descriptor */
     neap_geometry geometry;
     char *texts[TEXTS_MAX]; /* paths */
     size_t n_texts;
@@ -99,18 +100,16 @@ static int add_own_texts(session *s) {
 /* What the backend has written since the last call, and the file empty again. */
 static int take_capture(session *s) {
     struct stat info;
-    const int fd = open(s->capture, O_RDWR | O_CLOEXEC);
-    int err = fd >= 0 && fstat(fd, &info) == 0 ? 0 : -errno;
+    int err = fstat(s->capture, &info) == 0 ? 0 : -errno;
     const size_t size = err ? 0 : (size_t)info.st_size;
     uint8_t *bytes = size ? malloc(size) : NULL;
     if (!err && size && !bytes) err = -ENOMEM;
     for (size_t at = 0; at < size && !err;) {
-        const ssize_t n = read(fd, bytes + at, size - at);
+        const ssize_t n = pread(s->capture, bytes + at, size - at, (off_t)at);
         err = n > 0 ? 0 : n == 0 ? -EIO : -errno;
         at += err ? 0 : (size_t)n;
     }
-    if (!err && ftruncate(fd, 0) != 0) err = -errno;
-    if (fd >= 0) close(fd);
+    if (!err && ftruncate(s->capture, 0) != 0) err = -errno;
     if (!err && size) err = neap_trainer_add(s->trainer, bytes, size);
     free(bytes);
     if (!err) return 0;
@@ -150,24 +149,34 @@ static int read_text(session *s, neap_server *server, size_t at) {
     return status;
 }
 
+/* The backend opens the file by this process's descriptor: it goes with the two of them, however
+ * they end. */
+static int open_capture(session *s) {
+    char path[NEAP_PATH_MAX];
+    snprintf(path, sizeof path, "%s/capture-%d", s->folder, (int)getpid());
+    s->capture = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (s->capture < 0)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", path, neap_strerror(-errno));
+    unlink(path);
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)getpid(), s->capture);
+    return setenv("NEAP_CAPTURE", path, 1) == 0 ? 0 : no_memory();
+}
+
 static int read_texts(session *s) {
     const neap_server_options options = {.model_path = s->model_path,
                                          .n_ctx = N_CTX,
                                          .threads = neap_option_threads(),
                                          .codec = "none"};
     neap_server *server = NULL;
-    const int fd = open(s->capture, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", s->capture, neap_strerror(-errno));
-    close(fd);
-    if (setenv("NEAP_CAPTURE", s->capture, 1) != 0) return no_memory();
+    int status = open_capture(s);
+    if (status) return status;
     s->step_share = 0.8;
-    int status = neap_server_start(&options, &server);
+    status = neap_server_start(&options, &server);
     for (size_t i = 0; i < s->n_texts && !status; i++)
         status = read_text(s, server, i);
     neap_server_stop(server);
     unsetenv("NEAP_CAPTURE");
-    unlink(s->capture);
+    close(s->capture);
     s->share = s->step_share;
     return status;
 }
@@ -282,10 +291,7 @@ static int locate(session *s) {
         return neap_cli_error(NEAP_EXIT_FAILED, NULL, "model %s: %s", s->model_path,
                               neap_strerror(err));
     err = neap_klt_folder(s->geometry.digest, s->folder, sizeof s->folder);
-    if (!err) {
-        snprintf(s->capture, sizeof s->capture, "%s/capture-%d", s->folder, (int)getpid());
-        err = neap_make_dirs(s->folder, 0700);
-    }
+    if (!err) err = neap_make_dirs(s->folder, 0700);
     if (!err) return 0;
     return neap_cli_error(NEAP_EXIT_FAILED, "set HOME or XDG_CACHE_HOME", "%s: %s", s->folder,
                           neap_strerror(err));

@@ -113,17 +113,17 @@ size_t neap_klt_expected_bytes(const neap_klt_model *model, const neap_klt_chunk
 /* ---- scratch ---- */
 
 typedef struct scratch {
-    float *cos, *sin;  /* [NEAP_KLT_ROWS][pairs] of the table that is current */
-    uint32_t rope;     /* which that is; UINT32_MAX none */
-    float *y;          /* [components][NEAP_KLT_PITCH], or when coding [components][64] */
-    uint8_t *y8;       /* [quads][NEAP_KLT_PITCH][4] */
-    float *x;          /* [NEAP_KLT_ROWS][pitch] of one head */
-    float *mu;         /* [tiles][64] */
-    float *panel;      /* [columns][64], for each 64 rows */
-    float *sum;        /* [columns of all groups] x over the coded rows */
-    float *error;      /* [groups][NEAP_KLT_ROWS] */
-    float *y_mean;     /* [components] */
-    uint8_t *is_coded; /* [NEAP_KLT_ROWS] */
+    float *cos, *sin; /* [NEAP_KLT_ROWS][pairs] of the table that is current */
+    uint32_t rope;    /* which that is; UINT32_MAX none */
+    float *y;         /* [components][NEAP_KLT_PITCH], or when coding [components][64] */
+    uint8_t *y8;      /* [quads][NEAP_KLT_PITCH][4] */
+    float *x;         /* [NEAP_KLT_ROWS][pitch] of one head */
+    float *mu;        /* [tiles][64] */
+    float *panel;     /* [columns][64], for each 64 rows */
+    float *sum;       /* [columns of all groups] x over the coded rows */
+    float *error;     /* [groups][NEAP_KLT_ROWS] */
+    float *y_mean;    /* [components] */
+    float *coded;     /* [NEAP_KLT_ROWS] 1: the row is, 0: it is not, or not there */
 } scratch;
 
 static void *take(uint8_t *base, size_t *at, size_t bytes) {
@@ -163,13 +163,13 @@ static size_t lay_out(const neap_klt_model *model, const neap_klt_block *block, 
     s->sin = take(base, &at, rows * (block->k_head_dim / 2 + 1) * f32);
     s->y = take(base, &at, max_u32(y_decode, y_encode) * f32);
     s->y8 = take(base, &at, (size_t)quads * NEAP_KLT_PITCH * 4);
-    s->x = take(base, &at, max_u32(rows * pitch_of(dim), columns + NEAP_KLT_TILE) * f32);
+    s->x = take(base, &at, max_u32(NEAP_KLT_ROWS * pitch_of(dim), columns + NEAP_KLT_TILE) * f32);
     s->mu = take(base, &at, (size_t)tiles * NEAP_KLT_TILE * f32);
     s->panel = take(base, &at, columns * rows * f32);
     s->sum = take(base, &at, all_columns * f32);
     s->error = take(base, &at, block->n_groups * rows * f32);
     s->y_mean = take(base, &at, (components + 4) * f32);
-    s->is_coded = take(base, &at, rows);
+    s->coded = take(base, &at, rows * f32);
     return at;
 }
 
@@ -236,22 +236,13 @@ static const uint8_t *scatter_row(const neap_klt_block *block, const neap_klt_ch
     return src;
 }
 
-static bool are_finite(const uint8_t *src, size_t n) {
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint16_t h;
-        memcpy(&h, src + 2 * i, sizeof h);
-        bad |= (uint16_t)((h & NEAP_F16_INF) == NEAP_F16_INF);
-    }
-    return bad == 0;
-}
-
-static bool must_be_exact(const neap_klt_block *block, const neap_klt_chunk *chunk, uint32_t row) {
+static bool must_be_exact(const neap_klt_kernel *kernel, const neap_klt_block *block,
+                          const neap_klt_chunk *chunk, uint32_t row) {
     if (chunk->positions[row] < NEAP_KLT_FIRST_EXACT) return true;
     for (uint32_t i = 0; i < 2 * block->n_layers; i++) {
         size_t n;
         const uint8_t *data = plane_row(block, chunk, i, row, &n);
-        if (!are_finite(data, n / 2)) return true;
+        if (!kernel->is_finite((const uint16_t *)(const void *)data, n / 2)) return true;
     }
     return false;
 }
@@ -266,18 +257,6 @@ typedef struct encoding {
     scratch s;
     uint32_t n_coded; /* rows that are not exact */
 } encoding;
-
-/* In 16 lanes, then folded: the order is part of the format. */
-static float sum_of(const float *x, size_t n) {
-    float lanes[16] = {0};
-    for (size_t first = 0; first < n; first += 16)
-        for (size_t i = 0; i < 16; i++)
-            lanes[i] += x[first + i];
-    for (size_t width = 8; width; width /= 2)
-        for (size_t i = 0; i < width; i++)
-            lanes[i] += lanes[i + width];
-    return lanes[0];
-}
 
 static float *panel_at(const encoding *e, const neap_klt_basis *basis, uint32_t block,
                        uint32_t column) {
@@ -295,30 +274,11 @@ static void load_panels(encoding *e, const neap_klt_group *group, const neap_klt
                 rows_of(e->kernel, e->model, e->chunk, &head, first, n, false, &e->s);
             e->kernel->load(&rows, e->s.x, pitch);
             for (uint32_t r = 0; r < NEAP_KLT_TILE; r++)
-                if (r >= n || !e->s.is_coded[first + r])
+                if (e->s.coded[first + r] == 0)
                     memset(e->s.x + r * pitch, 0, head.dim * sizeof(float));
             e->kernel->transpose(e->s.x, pitch, head.dim,
                                  panel_at(e, basis, first / NEAP_KLT_TILE, head.column));
         }
-}
-
-/* Sums the columns and takes their mean off the coded rows. */
-static void centre_panels(encoding *e, const neap_klt_basis *basis, float *sum) {
-    const uint32_t n_blocks = blocks_of_rows(e->chunk->n_rows);
-    float coded[NEAP_KLT_ROWS] = {0};
-    for (uint32_t r = 0; r < e->chunk->n_rows; r++)
-        coded[r] = e->s.is_coded[r];
-    for (uint32_t j = 0; j < basis->n_columns; j++) {
-        sum[j] = 0;
-        for (uint32_t b = 0; b < n_blocks; b++)
-            sum[j] += sum_of(panel_at(e, basis, b, j), NEAP_KLT_TILE);
-        const float mean = e->n_coded ? sum[j] / (float)e->n_coded : 0;
-        for (uint32_t b = 0; b < n_blocks; b++) {
-            float *x = panel_at(e, basis, b, j);
-            for (uint32_t i = 0; i < NEAP_KLT_TILE; i++)
-                x[i] -= mean * coded[b * NEAP_KLT_TILE + i];
-        }
-    }
 }
 
 /* y[width rounded up to strips][64] = a' x, a in strips; a part of x at a time, that caches hold.
@@ -334,6 +294,11 @@ static void project_all(const encoding *e, const float *a, const float *x, uint3
                                x + (size_t)first * NEAP_KLT_TILE, step,
                                y + (size_t)i * NEAP_KLT_STRIP * NEAP_KLT_TILE);
     }
+}
+
+/* Whether what the components do not span is worth measuring: not for a few of the directions. */
+static bool is_measured(const neap_klt_basis *basis) {
+    return basis->metric && 4 * basis->n_components < 3 * basis->n_columns;
 }
 
 /* |x S|^2 of 64 rows. */
@@ -356,13 +321,14 @@ static void code_group(encoding *e, uint32_t g, float *sum, uint8_t *codes) {
     const neap_klt_group *group = &e->model->groups[e->block->first_group + g];
     const neap_klt_basis *basis = &e->model->bases[e->block->first_group + g];
     const uint32_t n_blocks = blocks_of_rows(e->chunk->n_rows);
+    const bool measured = is_measured(basis);
     float *error = e->s.error + (size_t)g * NEAP_KLT_ROWS;
     memset(error, 0, NEAP_KLT_ROWS * sizeof *error);
     load_panels(e, group, basis);
-    centre_panels(e, basis, sum);
+    e->kernel->centre(e->s.panel, basis->n_columns, n_blocks, e->s.coded, (float)e->n_coded, sum);
     for (uint32_t b = 0; b < n_blocks; b++) {
         float all[NEAP_KLT_TILE], power[NEAP_KLT_TILE] = {0}, *here = error + b * NEAP_KLT_TILE;
-        if (basis->metric) measure_rows(e, group, basis, b, all);
+        if (measured) measure_rows(e, group, basis, b, all);
         project_all(e, basis->f, panel_at(e, basis, b, 0), basis->n_columns, basis->n_components,
                     e->s.y);
         uint8_t *at = codes;
@@ -372,7 +338,7 @@ static void code_group(encoding *e, uint32_t g, float *sum, uint8_t *codes) {
                                 e->s.y + (size_t)c * NEAP_KLT_TILE, at + b * bytes, here, power);
             at += n_blocks * bytes;
         }
-        for (uint32_t r = 0; basis->metric && r < NEAP_KLT_TILE; r++)
+        for (uint32_t r = 0; measured && r < NEAP_KLT_TILE; r++)
             if (all[r] - power[r] > all[r] * METRIC_NOISE) here[r] += all[r] - power[r];
     }
 }
@@ -405,7 +371,7 @@ static double limit_errors(encoding *e) {
         const float limit = e->model->groups[e->block->first_group + g].outlier_error;
         float *error = e->s.error + (size_t)g * NEAP_KLT_ROWS;
         for (uint32_t r = 0; r < NEAP_KLT_ROWS; r++) {
-            const bool coded = r < e->chunk->n_rows && e->s.is_coded[r];
+            const bool coded = e->s.coded[r] > 0;
             if (coded) total += error[r];
             if (!coded || !(error[r] > limit)) error[r] = 0;
         }
@@ -435,7 +401,7 @@ static void put_mean(encoding *e, uint32_t g, float level, const float *sum, con
     e->kernel->unpack(e->model, basis, codes, n_blocks, e->s.y, e->s.y8);
     memcpy(total, sum, basis->n_columns * sizeof *total);
     for (uint32_t r = 0; r < n_blocks * NEAP_KLT_TILE; r++) {
-        const bool coded = r < n_rows && e->s.is_coded[r], outlier = coded && error[r] > level;
+        const bool coded = e->s.coded[r] > 0, outlier = coded && error[r] > level;
         n += coded && !outlier;
         if (coded && !outlier) continue;
         for (uint32_t c = 0; c < basis->n_exact; c++)
@@ -448,17 +414,7 @@ static void put_mean(encoding *e, uint32_t g, float level, const float *sum, con
             total[j] -= x[j];
     }
     const float count = (float)(n ? n : 1);
-    for (uint32_t c = 0; c < basis->n_exact; c++)
-        e->s.y_mean[c] =
-            sum_of(e->s.y + (size_t)c * NEAP_KLT_PITCH, n_blocks * NEAP_KLT_TILE) / count;
-    for (uint32_t q = 0; q < basis->n_quads; q++) {
-        int32_t sums[4] = {0};
-        for (uint32_t r = 0; r < n_blocks * NEAP_KLT_TILE; r++)
-            for (uint32_t i = 0; i < 4; i++)
-                sums[i] += e->s.y8[((size_t)q * NEAP_KLT_PITCH + r) * 4 + i] - 128;
-        for (uint32_t i = 0; i < 4; i++)
-            e->s.y_mean[basis->n_exact + 4 * q + i] = (float)sums[i] / count;
-    }
+    e->kernel->means(basis, e->s.y, e->s.y8, n_blocks, count, e->s.y_mean);
     for (neap_klt_head head = {0}; neap_klt_next_head(e->block, group, &head);)
         for (uint32_t t = 0; t * NEAP_KLT_TILE < head.dim; t++) {
             float mean[NEAP_KLT_TILE];
@@ -522,13 +478,13 @@ static size_t encode_coded(encoding *e, chunk_header *header, uint8_t *dst, floa
     uint8_t *mu = codes, *pos = mu + whole_row_bytes(e->block), *rows;
     for (uint32_t r = 0; r < n_rows; r++) {
         const uint16_t row = (uint16_t)r;
-        if (e->s.is_coded[r]) continue;
+        if (e->s.coded[r] > 0) continue;
         memcpy(pos, &row, sizeof row);
         pos += sizeof row;
     }
     rows = pos;
     for (uint32_t r = 0; r < n_rows; r++)
-        if (!e->s.is_coded[r]) rows = gather_row(e->block, e->chunk, r, rows);
+        if (e->s.coded[r] == 0) rows = gather_row(e->block, e->chunk, r, rows);
     pos = rows;
     codes = dst + HEADER_BYTES;
     sum = e->s.sum;
@@ -559,9 +515,11 @@ int neap_klt_encode_with(const neap_klt_kernel *kernel, const neap_klt_model *mo
         .kernel = kernel, .model = model, .block = block_of(model, chunk), .chunk = chunk};
     assert((uintptr_t)scratch_bytes % 64 == 0);
     lay_out(model, e.block, scratch_bytes, &e.s);
+    memset(e.s.coded, 0, NEAP_KLT_ROWS * sizeof *e.s.coded);
     for (uint32_t r = 0; r < chunk->n_rows; r++) {
-        e.s.is_coded[r] = !must_be_exact(e.block, chunk, r);
-        e.n_coded += e.s.is_coded[r];
+        const bool coded = !must_be_exact(kernel, e.block, chunk, r);
+        e.s.coded[r] = coded;
+        e.n_coded += coded;
     }
     chunk_header header = {.magic = MAGIC,
                            .id = model->id,
@@ -613,7 +571,8 @@ static bool check_sections(decoding *d) {
         if (row <= last || row >= d->chunk->n_rows) return false;
         last = row;
     }
-    if (!are_finite(d->mu, (size_t)(d->exact - d->mu) / 2)) return false;
+    for (const uint8_t *mu = d->mu; mu < d->exact; mu += 2)
+        if ((u16_at(mu) & NEAP_F16_INF) == NEAP_F16_INF) return false;
     last = -1;
     for (uint32_t i = 0; i < d->n_outliers; i++) {
         if (d->end - pos < 4) return false;

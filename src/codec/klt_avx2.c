@@ -17,6 +17,7 @@ typedef struct vs {
 #define vf_set1(x) _mm256_set1_ps(x)
 #define vf_load(p) _mm256_loadu_ps(p)
 #define vf_store(p, v) _mm256_storeu_ps(p, v)
+#define vf_add(a, b) _mm256_add_ps(a, b)
 #define vf_sub(a, b) _mm256_sub_ps(a, b)
 #define vf_mul(a, b) _mm256_mul_ps(a, b)
 #define vf_min(a, b) _mm256_min_ps(a, b)
@@ -26,19 +27,18 @@ typedef struct vs {
 #define vf_fmaddsub(a, b, c) _mm256_fmaddsub_ps(a, b, c)
 #define vf_fmsubadd(a, b, c) _mm256_fmsubadd_ps(a, b, c)
 #define vf_load_f16(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p)))
-#define vf_store_f16(p, v)                   \
-    _mm_storeu_si128((__m128i *)(void *)(p), \
-                     _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 #define vf_swap(x) _mm256_permute_ps(x, 0xb1)
 #define vf_lookup(table, bits, k) _mm256_i32gather_ps(table, k, 4)
 #define vi_set1(x) _mm256_set1_epi32(x)
-#define vi_add(a, b) _mm256_add_epi32(a, b)
 #define vf_of_vi(v) _mm256_cvtepi32_ps(v)
 #define vi_load(p) _mm256_loadu_si256((const __m256i *)(const void *)(p))
+#define vi_store(p, v) _mm256_storeu_si256((__m256i *)(void *)(p), v)
+#define vi_add(a, b) _mm256_add_epi32(a, b)
+#define vi_unsigned_byte(v, i) _mm256_and_si256(_mm256_srli_epi32(v, 8 * (i)), vi_set1(255))
 #define vi_byte(v, i) _mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * (i)), 24)
-#define vi_step(x, t, k, step)                                                                 \
-    _mm256_add_epi32(k, _mm256_and_si256(_mm256_castps_si256(_mm256_cmp_ps(x, t, _CMP_GT_OQ)), \
-                                         _mm256_set1_epi32(step)))
+/* True is -1. */
+#define vi_step(x, t, k) \
+    _mm256_sub_epi32(_mm256_add_epi32(k, k), _mm256_castps_si256(_mm256_cmp_ps(x, t, _CMP_GT_OQ)))
 #define vi_start(p) _mm256_setzero_si256()
 #define KLT_KERNEL neap_klt_avx2
 #define KLT_NAME "avx2"
@@ -50,6 +50,11 @@ static bool is_supported(void) {
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+static inline void vf_store_f16(uint16_t *p, __m256 v) {
+    const __m128i h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm_storeu_si128((__m128i *)(void *)p, h);
 }
 
 static inline __m256 vf_twice(const float *p) {

@@ -14,6 +14,7 @@ typedef __m512i vs;
 #define vf_set1(x) _mm512_set1_ps(x)
 #define vf_load(p) _mm512_loadu_ps(p)
 #define vf_store(p, v) _mm512_storeu_ps(p, v)
+#define vf_add(a, b) _mm512_add_ps(a, b)
 #define vf_sub(a, b) _mm512_sub_ps(a, b)
 #define vf_mul(a, b) _mm512_mul_ps(a, b)
 #define vf_min(a, b) _mm512_min_ps(a, b)
@@ -23,19 +24,18 @@ typedef __m512i vs;
 #define vf_fmaddsub(a, b, c) _mm512_fmaddsub_ps(a, b, c)
 #define vf_fmsubadd(a, b, c) _mm512_fmsubadd_ps(a, b, c)
 #define vf_load_f16(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p)))
-#define vf_store_f16(p, v)                      \
-    _mm256_storeu_si256((__m256i *)(void *)(p), \
-                        _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 #define vf_swap(x) _mm512_permute_ps(x, 0xb1)
 #define vi_set1(x) _mm512_set1_epi32(x)
-#define vi_add(a, b) _mm512_add_epi32(a, b)
 #define vf_of_vi(v) _mm512_cvtepi32_ps(v)
 #define vi_load(p) _mm512_loadu_si512((const void *)(p))
+#define vi_store(p, v) _mm512_storeu_si512((void *)(p), v)
+#define vi_add(a, b) _mm512_add_epi32(a, b)
+#define vi_unsigned_byte(v, i) _mm512_and_si512(_mm512_srli_epi32(v, 8 * (i)), vi_set1(255))
 #define vi_byte(v, i) _mm512_srai_epi32(_mm512_slli_epi32(v, 24 - 8 * (i)), 24)
-#define vi_step(x, t, k, step) \
-    _mm512_mask_add_epi32(k, _mm512_cmp_ps_mask(x, t, _CMP_GT_OQ), k, _mm512_set1_epi32(step))
+#define vi_step(x, t, k)                                                                \
+    _mm512_mask_add_epi32(_mm512_add_epi32(k, k), _mm512_cmp_ps_mask(x, t, _CMP_GT_OQ), \
+                          _mm512_add_epi32(k, k), vi_set1(1))
 #define vi_store_u8(p, v) _mm_storeu_si128((__m128i *)(void *)(p), _mm512_cvtepi32_epi8(v))
-#define vi_dot(acc, s, w) _mm512_dpbusd_epi32(acc, s, w)
 #define KLT_KERNEL neap_klt_avx512
 #define KLT_NAME "avx512"
 #define KLT_SUPPORTED is_supported
@@ -47,6 +47,11 @@ static bool is_supported(void) {
            __builtin_cpu_supports("avx512vnni");
 }
 
+static inline void vf_store_f16(uint16_t *p, __m512 v) {
+    const __m256i h = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256((__m256i *)(void *)p, h);
+}
+
 static inline __m512 vf_twice(const float *p) {
     const __m512i places = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     return _mm512_permutexvar_ps(places, _mm512_castps256_ps512(_mm256_loadu_ps(p)));
@@ -56,6 +61,12 @@ static inline __m512i vs_spread(const uint8_t *p) {
     int32_t four;
     __builtin_memcpy(&four, p, sizeof four);
     return _mm512_set1_epi32(four);
+}
+
+/* GCC 12 copies and spills the accumulators of the intrinsic. */
+static inline __m512i vi_dot(__m512i acc, __m512i s, __m512i w) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(s), "v"(w));
+    return acc;
 }
 
 /* The y8 are 128 too large. */

@@ -49,12 +49,13 @@ struct neap_klt_model {
     neap_klt_rope *ropes;
     neap_klt_block *blocks;
     neap_klt_group *groups;
-    neap_klt_turns *turns;                    /* [n_ropes] */
-    neap_klt_basis *bases;                    /* [n_groups] */
-    void **arenas;                            /* [n_groups] what a basis points to */
-    float tables[NEAP_KLT_BITS + 1][256];     /* values; past the last code, zero */
-    float thresholds[NEAP_KLT_BITS + 1][256]; /* between codes; past the last, infinity */
-    int8_t table8[NEAP_KLT_BITS + 1][16];     /* of the widths below NEAP_KLT_EXACT_BITS */
+    neap_klt_turns *turns;                /* [n_ropes] */
+    neap_klt_basis *bases;                /* [n_groups] */
+    void **arenas;                        /* [n_groups] what a basis points to */
+    float tables[NEAP_KLT_BITS + 1][256]; /* values; past the last code, zero */
+    /* Between codes, as a search meets them: [2^d + the code's highest d bits]. */
+    float thresholds[NEAP_KLT_BITS + 1][256];
+    int8_t table8[NEAP_KLT_BITS + 1][16]; /* of the widths below NEAP_KLT_EXACT_BITS */
 };
 
 /* Columns of one head of one plane of a group. */
@@ -81,6 +82,7 @@ typedef struct neap_klt_rows {
 typedef struct neap_klt_kernel {
     const char *name;
     bool (*supported)(void);
+    bool (*is_finite)(const uint16_t *row, size_t n);
     /* cos and sin, times scale, of position * turns: [n_rows][n_pairs]. */
     void (*angles)(const neap_klt_turns *turns, float scale, const int32_t *positions,
                    uint32_t n_rows, float *cos, float *sin);
@@ -99,6 +101,12 @@ typedef struct neap_klt_kernel {
     void (*load)(const neap_klt_rows *rows, float *x, size_t pitch);
     /* panel[dim][64] of x[64][pitch]. */
     void (*transpose)(const float *x, size_t pitch, uint32_t dim, float *panel);
+    /* Sums n_blocks panels by columns, and takes sum / n_coded off where coded[row] is 1, not 0. */
+    void (*centre)(float *panels, uint32_t n_columns, uint32_t n_blocks, const float *coded,
+                   float n_coded, float *sum);
+    /* Means of the components over so many rows: y_mean[components, to whole quads]. */
+    void (*means)(const neap_klt_basis *basis, const float *y, const uint8_t *y8, uint32_t n_blocks,
+                  float count, float *y_mean);
     /* y[NEAP_KLT_STRIP][64] += a' x, in the order of n: a[n][NEAP_KLT_STRIP], x[n][64]. */
     void (*project)(const float *a, const float *x, uint32_t n, float *y);
     /* Codes of a component of 64 rows; adds (y - y^)^2 to each row's error, y^2 to its power. */
@@ -116,8 +124,18 @@ int neap_klt_decode_with(const neap_klt_kernel *kernel, const neap_klt_model *mo
 /* The model file in memory: malloc'd. Fails: like neap_klt_model_write(); name is for messages. */
 int neap_klt_model_build(const neap_klt_spec *spec, const char *name, uint8_t **ret_bytes,
                          size_t *ret_len);
+/* What the kernels use, from a model whose spec shows the file's matrices; those are then NULL.
+ * Fails: NEAP_E_CORRUPT (F does not follow from G and the metric); -ENOMEM. */
+int neap_klt_make_bases(neap_klt_model *model);
+/* f[strips of components][n_columns][NEAP_KLT_STRIP] of G and the metric: of the basis, its counts
+ * and metric are used. Fails: NEAP_E_CORRUPT (they do not belong together); -ENOMEM. */
+int neap_klt_derive_f(const neap_klt_block *block, const neap_klt_group *group,
+                      const neap_klt_basis *basis, float *f);
 /* Scratch of one call for a block. */
 size_t neap_klt_block_scratch(const neap_klt_model *model, uint32_t block);
+
+/* What follows is compiled once for each kernel. */
+#define NEAP_KLT_INLINE static inline __attribute__((always_inline))
 
 /* ---- sine and cosine ---- */
 
@@ -133,8 +151,7 @@ size_t neap_klt_block_scratch(const neap_klt_model *model, uint32_t block);
 #define NEAP_KLT_C4 60.2446414f
 
 /* cos and sin of any whole number of turns apart. */
-static inline __attribute__((always_inline)) void neap_klt_cos_sin(double turns, float *cos,
-                                                                   float *sin) {
+NEAP_KLT_INLINE void neap_klt_cos_sin(double turns, float *cos, float *sin) {
     const float t = (float)(turns - __builtin_rint(turns)), quarter = __builtin_rintf(4 * t);
     const float u = __builtin_fmaf(quarter, -0.25f, t), q = u * u;
     float s = __builtin_fmaf(q, NEAP_KLT_S4, NEAP_KLT_S3), c;
@@ -151,11 +168,30 @@ static inline __attribute__((always_inline)) void neap_klt_cos_sin(double turns,
     *sin = k & 2 ? -y : y;
 }
 
+/* ---- rows ---- */
+
+NEAP_KLT_INLINE bool neap_klt_is_finite(const uint16_t *row, size_t n) {
+    uint16_t largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        const uint16_t magnitude = row[i] & 0x7fff;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest < NEAP_F16_INF;
+}
+
+/* Sums over rows are in 16 lanes, by row, then folded. */
+NEAP_KLT_INLINE float neap_klt_fold(float lanes[16]) {
+    for (uint32_t width = 8; width; width /= 2)
+        for (uint32_t i = 0; i < width; i++)
+            lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
 /* ---- codes of 64 rows ---- */
 
 /* The lowest four bits first, then two, then one: docs/formats/klt.md. */
-static inline __attribute__((always_inline)) void neap_klt_pack(const uint8_t codes[NEAP_KLT_TILE],
-                                                                uint32_t bits, uint8_t *dst) {
+NEAP_KLT_INLINE void neap_klt_pack(const uint8_t codes[NEAP_KLT_TILE], uint32_t bits,
+                                   uint8_t *dst) {
     uint32_t done = 0;
     if (bits == 8) {
         memcpy(dst, codes, NEAP_KLT_TILE);
@@ -182,8 +218,8 @@ static inline __attribute__((always_inline)) void neap_klt_pack(const uint8_t co
     }
 }
 
-static inline __attribute__((always_inline)) void neap_klt_unpack(const uint8_t *src, uint32_t bits,
-                                                                  uint8_t codes[NEAP_KLT_TILE]) {
+NEAP_KLT_INLINE void neap_klt_unpack(const uint8_t *src, uint32_t bits,
+                                     uint8_t codes[NEAP_KLT_TILE]) {
     uint32_t done = 0;
     if (bits == 8) {
         memcpy(codes, src, NEAP_KLT_TILE);

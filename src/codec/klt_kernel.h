@@ -2,7 +2,7 @@
  *
  * The including file defines, for vectors of VL floats (VL divides 64):
  *   vf                          vectors of floats
- *   vf_set1(x) vf_load(p) vf_store(p, v) vf_sub vf_mul vf_min vf_max
+ *   vf_set1(x) vf_load(p) vf_store(p, v) vf_add vf_sub vf_mul vf_min vf_max
  *   vf_fma(a, b, c)             a * b + c
  *   vf_fms(a, b, c)             a * b - c
  *   vf_fmaddsub vf_fmsubadd     a * b -+ c, a * b +- c: even lanes first
@@ -11,9 +11,9 @@
  *   vf_twice(p)                 each of VL / 2 floats, twice
  *   vi                          vectors of VL int32
  *   vi_set1(x) vi_add(a, b) vf_of_vi(v)
- *   vi_load(p)                  VL * 4 bytes
- *   vi_byte(v, i)               signed byte i of each lane
- *   vi_step(x, t, k, step)      x > t ? k + step : k
+ *   vi_load(p) vi_store(p, v)   VL * 4 bytes
+ *   vi_byte(v, i) vi_unsigned_byte(v, i)   byte i of each lane
+ *   vi_step(x, t, k)            2 k + (x > t)
  *   vi_store_u8(p, v)           the lowest bytes
  *   vf_lookup(table, bits, k)   table[k], k < 2^bits; bits is a constant
  *   vs, vs_spread(p)            four y8 + 128 for all lanes
@@ -78,21 +78,16 @@ static void unpack(const neap_klt_model *model, const neap_klt_basis *basis, con
     }
 }
 
-/* Rows of a tile, TV vectors of its columns from at on. */
-INLINE void product_strip(const neap_klt_basis *basis, size_t tile, uint32_t at, const float *mu,
-                          const float *y, const uint8_t *y8, const uint32_t n_rows, float *out,
-                          size_t pitch) {
+/* The integer components of rows of a tile, TV vectors of its columns from at on; and mu. */
+INLINE void product_low(const neap_klt_basis *basis, size_t tile, uint32_t at, const float *mu,
+                        const uint8_t *y8, const uint32_t n_rows, float *out, size_t pitch) {
     const int8_t *g8 = basis->g8 + (tile * basis->n_quads * TILE + at) * 4;
-    const float *g = basis->g + tile * basis->n_exact * TILE + at;
     vi sum[STRIP][TV];
-    vf x[STRIP][TV];
-#pragma GCC unroll 4
-    for (uint32_t t = 0; t < TV; t++) {
-        const vi start = vi_start(basis->g8_sum + tile * TILE + at + t * VL);
 #pragma GCC unroll 6
-        for (uint32_t r = 0; r < n_rows; r++)
-            sum[r][t] = start;
-    }
+    for (uint32_t r = 0; r < n_rows; r++)
+#pragma GCC unroll 4
+        for (uint32_t t = 0; t < TV; t++)
+            sum[r][t] = vi_start(basis->g8_sum + tile * TILE + at + t * VL);
     for (uint32_t q = 0; q < basis->n_quads; q++, g8 += 4 * TILE, y8 += 4 * PITCH) {
         vi w[TV];
 #pragma GCC unroll 4
@@ -106,14 +101,25 @@ INLINE void product_strip(const neap_klt_basis *basis, size_t tile, uint32_t at,
                 sum[r][t] = vi_dot(sum[r][t], s, w[t]);
         }
     }
-#pragma GCC unroll 4
-    for (uint32_t t = 0; t < TV; t++) {
-        const vf step = vf_load(basis->step + tile * TILE + at + t * VL),
-                 mean = vf_load(mu + at + t * VL);
 #pragma GCC unroll 6
-        for (uint32_t r = 0; r < n_rows; r++)
-            x[r][t] = vf_fma(vf_of_vi(sum[r][t]), step, mean);
-    }
+    for (uint32_t r = 0; r < n_rows; r++)
+#pragma GCC unroll 4
+        for (uint32_t t = 0; t < TV; t++)
+            vf_store(out + r * pitch + at + t * VL,
+                     vf_fma(vf_of_vi(sum[r][t]), vf_load(basis->step + tile * TILE + at + t * VL),
+                            vf_load(mu + at + t * VL)));
+}
+
+/* Adds the others. */
+INLINE void product_exact(const neap_klt_basis *basis, size_t tile, uint32_t at, const float *y,
+                          const uint32_t n_rows, float *out, size_t pitch) {
+    const float *g = basis->g + tile * basis->n_exact * TILE + at;
+    vf x[STRIP][TV];
+#pragma GCC unroll 6
+    for (uint32_t r = 0; r < n_rows; r++)
+#pragma GCC unroll 4
+        for (uint32_t t = 0; t < TV; t++)
+            x[r][t] = vf_load(out + r * pitch + at + t * VL);
     for (uint32_t c = 0; c < basis->n_exact; c++, g += TILE, y += PITCH) {
         vf w[TV];
 #pragma GCC unroll 4
@@ -136,19 +142,16 @@ INLINE void product_strip(const neap_klt_basis *basis, size_t tile, uint32_t at,
 
 static void product(const neap_klt_basis *basis, uint32_t tile, const float *mu, const float *y,
                     const uint8_t *y8, uint32_t n_rows, float *out, size_t pitch) {
+    const uint32_t strips = n_rows / STRIP * STRIP;
     for (uint32_t at = 0; at < TILE; at += TV * VL) {
-        uint32_t r = 0;
-        for (; r + STRIP <= n_rows; r += STRIP)
-            product_strip(basis, tile, at, mu, y + r, y8 + 4 * (size_t)r, STRIP, out + r * pitch,
-                          pitch);
-        if (r + 4 <= n_rows) {
-            product_strip(basis, tile, at, mu, y + r, y8 + 4 * (size_t)r, 4, out + r * pitch,
-                          pitch);
-            r += 4;
-        }
-        for (; r < n_rows; r++)
-            product_strip(basis, tile, at, mu, y + r, y8 + 4 * (size_t)r, 1, out + r * pitch,
-                          pitch);
+        for (uint32_t r = 0; r < strips; r += STRIP)
+            product_low(basis, tile, at, mu, y8 + 4 * (size_t)r, STRIP, out + r * pitch, pitch);
+        for (uint32_t r = strips; r < n_rows; r++)
+            product_low(basis, tile, at, mu, y8 + 4 * (size_t)r, 1, out + r * pitch, pitch);
+        for (uint32_t r = 0; r < strips && basis->n_exact; r += STRIP)
+            product_exact(basis, tile, at, y + r, STRIP, out + r * pitch, pitch);
+        for (uint32_t r = strips; r < n_rows && basis->n_exact; r++)
+            product_exact(basis, tile, at, y + r, 1, out + r * pitch, pitch);
     }
 }
 
@@ -312,6 +315,75 @@ static void project(const float *a, const float *x, uint32_t n, float *y) {
     }
 }
 
+static bool is_finite(const uint16_t *row, size_t n) {
+    return neap_klt_is_finite(row, n);
+}
+
+INLINE void add(const float *x, vf lanes[16 / VL]) {
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < TILE / VL; i++)
+        lanes[i % (16 / VL)] = vf_add(lanes[i % (16 / VL)], vf_load(x + i * VL));
+}
+
+INLINE float fold(const vf lanes[16 / VL]) {
+    float sums[16];
+    for (uint32_t i = 0; i < 16 / VL; i++)
+        vf_store(sums + i * VL, lanes[i]);
+    return neap_klt_fold(sums);
+}
+
+INLINE void clear(vf lanes[16 / VL]) {
+    for (uint32_t i = 0; i < 16 / VL; i++)
+        lanes[i] = vf_set1(0);
+}
+
+static void centre(float *panels, uint32_t n_columns, uint32_t n_blocks, const float *coded,
+                   float n_coded, float *sum) {
+    const size_t panel = (size_t)n_columns * TILE;
+    for (uint32_t j = 0; j < n_columns; j++, panels += TILE) {
+        vf lanes[16 / VL];
+        clear(lanes);
+        for (uint32_t b = 0; b < n_blocks; b++)
+            add(panels + b * panel, lanes);
+        sum[j] = fold(lanes);
+        const vf mean = vf_set1(n_coded > 0 ? sum[j] / n_coded : 0);
+        for (uint32_t b = 0; b < n_blocks; b++)
+            for (uint32_t i = 0; i < TILE; i += VL) {
+                float *x = panels + b * panel + i;
+                vf_store(x, vf_sub(vf_load(x), vf_mul(mean, vf_load(coded + b * TILE + i))));
+            }
+    }
+}
+
+static void means(const neap_klt_basis *basis, const float *y, const uint8_t *y8, uint32_t n_blocks,
+                  float count, float *y_mean) {
+    for (uint32_t c = 0; c < basis->n_exact; c++, y += PITCH) {
+        vf lanes[16 / VL];
+        clear(lanes);
+        for (uint32_t b = 0; b < n_blocks; b++)
+            add(y + b * TILE, lanes);
+        *y_mean++ = fold(lanes) / count;
+    }
+    const int32_t all = (int32_t)(128 * n_blocks * TILE);
+    for (uint32_t q = 0; q < basis->n_quads; q++, y8 += 4 * PITCH) {
+        vi sum[4] = {vi_set1(0), vi_set1(0), vi_set1(0), vi_set1(0)};
+        for (uint32_t r = 0; r < n_blocks * TILE; r += VL) {
+            const vi four = vi_load(y8 + 4 * (size_t)r);
+            sum[0] = vi_add(sum[0], vi_unsigned_byte(four, 0));
+            sum[1] = vi_add(sum[1], vi_unsigned_byte(four, 1));
+            sum[2] = vi_add(sum[2], vi_unsigned_byte(four, 2));
+            sum[3] = vi_add(sum[3], vi_unsigned_byte(four, 3));
+        }
+        for (uint32_t i = 0; i < 4; i++) {
+            int32_t lanes[VL], total = -all;
+            vi_store(lanes, sum[i]);
+            for (uint32_t k = 0; k < VL; k++)
+                total += lanes[k];
+            *y_mean++ = (float)total / count;
+        }
+    }
+}
+
 INLINE void quantise_bits(const neap_klt_model *model, const uint32_t bits, float sd,
                           float inverse_sd, const float *y, uint8_t *codes, float *error,
                           float *power) {
@@ -322,11 +394,8 @@ INLINE void quantise_bits(const neap_klt_model *model, const uint32_t bits, floa
         const vf v = vf_load(y + r), unit = vf_mul(v, vf_set1(inverse_sd));
         vi k = vi_set1(0);
 #pragma GCC unroll 8
-        for (uint32_t i = bits; i-- > 0;) {
-            const int32_t step = 1 << i;
-            const vf t = vf_lookup(thresholds, bits, vi_add(k, vi_set1(step - 1)));
-            k = vi_step(unit, t, k, step);
-        }
+        for (uint32_t d = 0; d < bits; d++)
+            k = vi_step(unit, vf_lookup(thresholds + (1u << d), d, k), k);
         vi_store_u8(code + r, k);
         const vf off = vf_sub(v, vf_mul(vf_set1(sd), vf_lookup(table, bits, k)));
         vf_store(error + r, vf_fma(off, off, vf_load(error + r)));
@@ -368,6 +437,7 @@ static void quantise(const neap_klt_model *model, uint32_t bits, float sd, float
 const neap_klt_kernel KLT_KERNEL = {
     .name = KLT_NAME,
     .supported = KLT_SUPPORTED,
+    .is_finite = is_finite,
     .angles = angles,
     .unpack = unpack,
     .product = product,
@@ -375,6 +445,8 @@ const neap_klt_kernel KLT_KERNEL = {
     .store = store,
     .load = load,
     .transpose = transpose,
+    .centre = centre,
+    .means = means,
     .project = project,
     .quantise = quantise,
 };

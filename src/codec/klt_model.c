@@ -1,8 +1,7 @@
-/* klt_model.c - the model file: written, read, and laid out for the kernels.
+/* klt_model.c - the model file: written and read.
  *
  * Reader and writer walk the same list of sections, whose kinds, sizes and offsets follow from the
- * counts and the groups; and both check the same ranges. What the kernels use is made from G once,
- * when the file is opened, by operations that round alike everywhere (docs/formats/klt.md). */
+ * counts and the groups; and both check the same ranges. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -102,7 +101,9 @@ static bool next_section(const neap_klt_spec *spec, entry *at, uint32_t *block) 
     at->offset = NEAP_ROUND_UP(at->offset + at->bytes, ALIGN);
     if (at->kind <= COMPONENTS - 1)
         at->kind++;
-    else if (at->kind < G || (at->kind == G && spec->groups[at->group].metric))
+    else if (at->kind == COMPONENTS)
+        at->kind = spec->groups[at->group].f ? F : G;
+    else if (at->kind == F || (at->kind == G && spec->groups[at->group].metric))
         at->kind++;
     else {
         at->kind = COMPONENTS;
@@ -197,6 +198,7 @@ static const char *check_group_shapes(const neap_klt_spec *spec) {
             if (group->n_components < 1 || group->n_components > columns)
                 return "the components of a group";
             if (!in_range(group->outlier_error, 0, 3e38f)) return "the outlier error of a group";
+            if (!group->f && !group->metric) return "neither F nor a metric in a group";
         }
         if (head != b->n_kv_heads) return "the heads of a block's groups";
     }
@@ -215,7 +217,7 @@ static const char *check_group_values(const neap_klt_spec *spec) {
                     return "the bits of a component";
                 if (!in_range(group->sd[c], 1e-12f, 1e12f)) return "the deviation of a component";
             }
-            if (!all_finite(group->f, n) || !all_finite(group->g, n) ||
+            if ((group->f && !all_finite(group->f, n)) || !all_finite(group->g, n) ||
                 (group->metric && !all_finite(group->metric, metric_values(b, group))))
                 return "an element of a matrix is not finite";
         }
@@ -261,8 +263,9 @@ static void put_groups(const neap_klt_spec *spec, uint8_t *dst) {
     for (uint32_t g = 0; g < spec->n_groups; g++, dst += GROUP_BYTES) {
         const neap_klt_group *group = &spec->groups[g];
         const uint32_t fields[GROUP_BYTES / 4] = {
-            group->first_head, group->n_heads, group->n_components,
-            neap_f32_bits(group->outlier_error), group->metric != NULL};
+            group->first_head,     group->n_heads,
+            group->n_components,   neap_f32_bits(group->outlier_error),
+            group->metric != NULL, group->f != NULL};
         memcpy(dst, fields, sizeof fields);
     }
 }
@@ -357,184 +360,6 @@ int neap_klt_model_write(const char *path, const neap_klt_spec *spec) {
     return err;
 }
 
-/* ---- laying out for the kernels ---- */
-
-static void *take(uint8_t *base, size_t *at, size_t bytes) {
-    void *taken = base ? base + *at : NULL;
-    *at += NEAP_ROUND_UP(bytes, ALIGN);
-    return taken;
-}
-
-typedef struct basis_parts {
-    uint8_t *bits;
-    float *sd, *inverse_sd, *g, *step, *f, *metric;
-    int8_t *g8;
-    int32_t *g8_sum;
-} basis_parts;
-
-static uint32_t strips(uint32_t n) {
-    return (n + NEAP_KLT_STRIP - 1) / NEAP_KLT_STRIP;
-}
-
-static size_t metric_floats(uint32_t dim) {
-    return (size_t)strips(dim) * dim * NEAP_KLT_STRIP;
-}
-
-/* Lays the parts out from base (NULL: only asks for the size); returns their size. */
-static size_t lay_out(const neap_klt_block *block, const neap_klt_group *group,
-                      const neap_klt_basis *basis, uint8_t *base, basis_parts *parts) {
-    const size_t n = basis->n_components, columns = (size_t)basis->n_tiles * NEAP_KLT_TILE;
-    size_t at = 0;
-    parts->bits = take(base, &at, n);
-    parts->sd = take(base, &at, n * sizeof(float));
-    parts->inverse_sd = take(base, &at, n * sizeof(float));
-    parts->step = take(base, &at, columns * sizeof(float));
-    parts->g8_sum = take(base, &at, columns * sizeof(int32_t));
-    parts->g = take(base, &at, columns * basis->n_exact * sizeof(float));
-    parts->g8 = take(base, &at, columns * basis->n_quads * 4);
-    parts->f = take(base, &at,
-                    (size_t)strips(basis->n_components) * basis->n_columns * NEAP_KLT_STRIP *
-                        sizeof(float));
-    parts->metric = NULL;
-    if (group->metric)
-        parts->metric = take(base, &at,
-                             (metric_floats(block->k_head_dim) + metric_floats(block->v_head_dim)) *
-                                 block->n_layers * group->n_heads * sizeof(float));
-    return at;
-}
-
-/* src[n][width] as f32 strips of its columns: dst[strip][n][NEAP_KLT_STRIP]. */
-static void put_strips(const uint16_t *src, uint32_t n, uint32_t width, float *dst) {
-    for (uint32_t j = 0; j < n; j++)
-        for (uint32_t c = 0; c < width; c++)
-            dst[((size_t)(c / NEAP_KLT_STRIP) * n + j) * NEAP_KLT_STRIP + c % NEAP_KLT_STRIP] =
-                neap_f32_of_f16(src[(size_t)j * width + c]);
-}
-
-static float largest_of(const float *table, uint32_t bits) {
-    return fmaxf(fabsf(table[0]), fabsf(table[(1u << bits) - 1]));
-}
-
-/* A column of G: the f32 components as they are, the others as integers. */
-static void put_column(const neap_klt_model *model, const neap_klt_group *group,
-                       const neap_klt_basis *basis, const basis_parts *parts, uint32_t column,
-                       uint32_t at) {
-    const uint32_t tile = at / NEAP_KLT_TILE, lane = at % NEAP_KLT_TILE;
-    float weights[NEAP_KLT_COLUMNS], largest = 0;
-    for (uint32_t c = 0; c < basis->n_components; c++) {
-        const float x = neap_f32_of_f16(group->g[(size_t)c * basis->n_columns + column]);
-        if (c < basis->n_exact) {
-            parts->g[((size_t)tile * basis->n_exact + c) * NEAP_KLT_TILE + lane] = x;
-            continue;
-        }
-        const uint32_t bits = group->bits[c];
-        weights[c] = x * (group->sd[c] * (largest_of(model->tables[bits], bits) * (1 / 127.0f)));
-        largest = fmaxf(largest, fabsf(weights[c]));
-    }
-    const float step = largest * (1 / 127.0f);
-    int32_t sum = 0;
-    for (uint32_t c = basis->n_exact; c < basis->n_components; c++) {
-        const uint32_t i = c - basis->n_exact;
-        const float code = step > 0 ? rintf(weights[c] / step) : 0;
-        const int8_t code8 = (int8_t)fminf(fmaxf(code, -127), 127);
-        parts->g8[(((size_t)tile * basis->n_quads + i / 4) * NEAP_KLT_TILE + lane) * 4 + i % 4] =
-            code8;
-        sum += code8;
-    }
-    parts->step[at] = step;
-    parts->g8_sum[at] = sum;
-}
-
-static void count_basis(const neap_klt_block *block, const neap_klt_group *group,
-                        neap_klt_basis *basis) {
-    *basis = (neap_klt_basis){.n_columns = neap_klt_group_columns(block, group),
-                              .n_components = group->n_components};
-    for (uint32_t c = 0; c < group->n_components; c++) {
-        basis->n_exact += group->bits[c] >= NEAP_KLT_EXACT_BITS;
-        basis->code_bytes += group->bits[c] * NEAP_KLT_TILE / 8;
-    }
-    basis->n_quads = (basis->n_components - basis->n_exact + 3) / 4;
-    for (neap_klt_head head = {0}; neap_klt_next_head(block, group, &head);)
-        basis->n_tiles = head.tile + NEAP_ROUND_UP(head.dim, NEAP_KLT_TILE) / NEAP_KLT_TILE;
-}
-
-static int make_basis(neap_klt_model *model, const neap_klt_block *block, uint32_t g) {
-    neap_klt_group *group = &model->groups[g];
-    neap_klt_basis *basis = &model->bases[g];
-    basis_parts parts;
-    count_basis(block, group, basis);
-    const size_t bytes = lay_out(block, group, basis, NULL, &parts);
-    uint8_t *arena = aligned_alloc(ALIGN, bytes);
-    if (!arena) return -ENOMEM;
-    model->arenas[g] = arena;
-    model->bytes += bytes;
-    memset(arena, 0, bytes);
-    lay_out(block, group, basis, arena, &parts);
-    memcpy(parts.bits, group->bits, basis->n_components);
-    memcpy(parts.sd, group->sd, basis->n_components * sizeof *parts.sd);
-    for (uint32_t c = 0; c < basis->n_components; c++)
-        parts.inverse_sd[c] = 1 / parts.sd[c];
-    put_strips(group->f, basis->n_columns, basis->n_components, parts.f);
-    const uint16_t *metric = group->metric;
-    float *metric_out = parts.metric;
-    for (neap_klt_head head = {0}; neap_klt_next_head(block, group, &head);) {
-        for (uint32_t i = 0; i < head.dim; i++)
-            put_column(model, group, basis, &parts, head.column + i, head.tile * NEAP_KLT_TILE + i);
-        if (!metric) continue;
-        put_strips(metric, head.dim, head.dim, metric_out);
-        metric += (size_t)head.dim * head.dim;
-        metric_out += metric_floats(head.dim);
-    }
-    basis->bits = group->bits = parts.bits;
-    basis->sd = group->sd = parts.sd;
-    basis->inverse_sd = parts.inverse_sd;
-    basis->g = parts.g;
-    basis->g8 = parts.g8;
-    basis->g8_sum = parts.g8_sum;
-    basis->step = parts.step;
-    basis->f = parts.f;
-    basis->metric = parts.metric;
-    group->f = group->g = group->metric = NULL;
-    return 0;
-}
-
-static void make_tables(neap_klt_model *model) {
-    for (uint32_t b = 1; b <= NEAP_KLT_BITS; b++) {
-        float *table = model->tables[b];
-        for (uint32_t i = 0; i < 256; i++)
-            model->thresholds[b][i] = i + 1 < 1u << b ? (table[i] + table[i + 1]) * 0.5f : INFINITY;
-        for (uint32_t i = 0; b < NEAP_KLT_EXACT_BITS && i < 1u << b; i++)
-            model->table8[b][i] = (int8_t)rintf(table[i] * (127.0f / largest_of(table, b)));
-    }
-}
-
-static void make_turns(neap_klt_model *model) {
-    for (uint32_t r = 0; r < model->spec.n_ropes; r++) {
-        const neap_klt_rope *rope = &model->ropes[r];
-        neap_klt_turns *turns = &model->turns[r];
-        turns->mode = rope->mode;
-        turns->n_pairs = rope->n_dims / 2;
-        turns->magnitude = rope->magnitude;
-        for (uint32_t i = 0; i < turns->n_pairs; i++)
-            turns->turns[i] = (double)rope->radians[i] * 0.15915494309189535; /* 1 / (2 pi) */
-    }
-}
-
-static int make_bases(neap_klt_model *model) {
-    make_tables(model);
-    make_turns(model);
-    for (uint32_t i = 0; i < model->spec.n_blocks; i++) {
-        const neap_klt_block *block = &model->blocks[i];
-        for (uint32_t g = block->first_group; g < block->first_group + block->n_groups; g++) {
-            const int err = make_basis(model, block, g);
-            if (err) return err;
-        }
-        const size_t scratch = neap_klt_block_scratch(model, i);
-        model->scratch_bytes = scratch > model->scratch_bytes ? scratch : model->scratch_bytes;
-    }
-    return 0;
-}
-
 /* ---- reading ---- */
 
 static int refuse(const char *name, int err, const char *why) {
@@ -568,18 +393,19 @@ static const char *get_blocks(neap_klt_model *model, const uint8_t *src) {
     return check_blocks(&model->spec);
 }
 
-/* metric is the file's bytes until it is known where it lies. */
+/* F and metric are the file's bytes until it is known where they lie. */
 static const char *get_groups(neap_klt_model *model, const uint8_t *src, const uint8_t *bytes) {
     for (uint32_t g = 0; g < model->spec.n_groups; g++, src += GROUP_BYTES) {
         uint32_t fields[GROUP_BYTES / 4];
         memcpy(fields, src, sizeof fields);
-        if (fields[4] > 1) return "the metric of a group";
-        model->groups[g] =
-            (neap_klt_group){.first_head = fields[0],
-                             .n_heads = fields[1],
-                             .n_components = fields[2],
-                             .outlier_error = neap_f32_of_bits(fields[3]),
-                             .metric = fields[4] ? (const uint16_t *)(const void *)bytes : NULL};
+        if (fields[4] > 1 || fields[5] > 1) return "the matrices of a group";
+        const uint16_t *there = (const uint16_t *)(const void *)bytes;
+        model->groups[g] = (neap_klt_group){.first_head = fields[0],
+                                            .n_heads = fields[1],
+                                            .n_components = fields[2],
+                                            .outlier_error = neap_f32_of_bits(fields[3]),
+                                            .f = fields[5] ? there : NULL,
+                                            .metric = fields[4] ? there : NULL};
     }
     return check_group_shapes(&model->spec);
 }
@@ -717,7 +543,8 @@ int neap_klt_model_parse(const void *bytes, size_t len, uint64_t digest, const c
         neap_log(NEAP_LOG_ERROR, "klt model %s refused: damaged: %s", name, wrong);
         err = NEAP_E_CORRUPT;
     }
-    if (!err) err = make_bases(model);
+    if (!wrong && !err && (err = neap_klt_make_bases(model)) == NEAP_E_CORRUPT)
+        refuse(name, err, "damaged: F does not follow from G and the metric");
     if (err)
         neap_klt_model_close(model);
     else

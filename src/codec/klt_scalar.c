@@ -132,14 +132,55 @@ static void project(const float *a, const float *x, uint32_t n, float *y) {
                          y[k * NEAP_KLT_TILE + r]);
 }
 
+static bool is_finite(const uint16_t *row, size_t n) {
+    return neap_klt_is_finite(row, n);
+}
+
+static void add(const float *x, float lanes[16]) {
+    for (uint32_t i = 0; i < NEAP_KLT_TILE; i++)
+        lanes[i % 16] += x[i];
+}
+
+static void centre(float *panels, uint32_t n_columns, uint32_t n_blocks, const float *coded,
+                   float n_coded, float *sum) {
+    const size_t panel = (size_t)n_columns * NEAP_KLT_TILE;
+    for (uint32_t j = 0; j < n_columns; j++, panels += NEAP_KLT_TILE) {
+        float lanes[16] = {0};
+        for (uint32_t b = 0; b < n_blocks; b++)
+            add(panels + b * panel, lanes);
+        sum[j] = neap_klt_fold(lanes);
+        const float mean = n_coded > 0 ? sum[j] / n_coded : 0;
+        for (uint32_t b = 0; b < n_blocks; b++)
+            for (uint32_t i = 0; i < NEAP_KLT_TILE; i++)
+                panels[b * panel + i] -= mean * coded[b * NEAP_KLT_TILE + i];
+    }
+}
+
+static void means(const neap_klt_basis *basis, const float *y, const uint8_t *y8, uint32_t n_blocks,
+                  float count, float *y_mean) {
+    for (uint32_t c = 0; c < basis->n_exact; c++, y += NEAP_KLT_PITCH) {
+        float lanes[16] = {0};
+        for (uint32_t b = 0; b < n_blocks; b++)
+            add(y + b * NEAP_KLT_TILE, lanes);
+        *y_mean++ = neap_klt_fold(lanes) / count;
+    }
+    for (uint32_t q = 0; q < basis->n_quads; q++, y8 += 4 * NEAP_KLT_PITCH)
+        for (uint32_t i = 0; i < 4; i++) {
+            int32_t sum = 0;
+            for (uint32_t r = 0; r < n_blocks * NEAP_KLT_TILE; r++)
+                sum += y8[4 * r + i] - 128;
+            *y_mean++ = (float)sum / count;
+        }
+}
+
 static void quantise(const neap_klt_model *model, uint32_t bits, float sd, float inverse_sd,
                      const float *y, uint8_t *codes, float *error, float *power) {
     uint8_t code[NEAP_KLT_TILE];
     for (uint32_t r = 0; r < NEAP_KLT_TILE; r++) {
         const float unit = y[r] * inverse_sd;
         uint32_t k = 0;
-        for (uint32_t step = 1u << bits >> 1; step; step /= 2)
-            if (unit > model->thresholds[bits][k + step - 1]) k += step;
+        for (uint32_t d = 0; d < bits; d++)
+            k = 2 * k + (unit > model->thresholds[bits][(1u << d) + k]);
         code[r] = (uint8_t)k;
         const float off = y[r] - sd * model->tables[bits][k];
         error[r] = fmaf(off, off, error[r]);
@@ -151,6 +192,7 @@ static void quantise(const neap_klt_model *model, uint32_t bits, float sd, float
 static const neap_klt_kernel scalar_kernel = {
     .name = "scalar",
     .supported = always,
+    .is_finite = is_finite,
     .angles = angles,
     .unpack = unpack,
     .product = product,
@@ -158,6 +200,8 @@ static const neap_klt_kernel scalar_kernel = {
     .store = store,
     .load = load,
     .transpose = transpose,
+    .centre = centre,
+    .means = means,
     .project = project,
     .quantise = quantise,
 };

@@ -7,8 +7,6 @@
 #include "core_int.h"
 #include "vm.h"
 
-#define REGION_ALIGN ((size_t)2 << 20) /* a huge page */
-
 static void advise(const neap_region *region) {
     if (region->kind == NEAP_REGION_WEIGHTS) neap_vm_huge(region->base, region->size, true);
     if (region->kind == NEAP_REGION_KV) neap_vm_huge(region->base, region->size, false);
@@ -26,8 +24,8 @@ int neap_region_create(neap_engine *engine, size_t size, int kind, neap_region *
     void *base;
     region->is_given =
         engine->region_alloc &&
-        engine->region_alloc(engine->region_ctx, region->size, REGION_ALIGN, &base) == 0;
-    const int err = region->is_given ? 0 : neap_vm_reserve(region->size, REGION_ALIGN, &base);
+        engine->region_alloc(engine->region_ctx, region->size, NEAP_HUGE_PAGE, &base) == 0;
+    const int err = region->is_given ? 0 : neap_vm_reserve(region->size, NEAP_HUGE_PAGE, &base);
     if (err) {
         free(region);
         return err;

@@ -135,10 +135,9 @@ static bool is_busy(const neap_engine *engine) { /* use_lock is held */
     return engine->n_uses > 0 || engine->alone || engine->n_waiting_alone > 0;
 }
 
-/* Takes the chunk's bytes. Whoever begins a use after the look at n_uses may write cells only once
- * it has had the pool's lock, but change positions before: so these are taken first. Fails: -EBUSY
- * (the engine is used, or was); as neap_pool_copy_take().
- */
+/* Takes the chunk's bytes. No use begins before its cells' positions are known; whoever begins one
+ * then may write cells only once it has had the pool's lock. Fails: -EBUSY (the engine is used, or
+ * was); as neap_pool_copy_take(). */
 static int take(neap_write_behind *w, neap_unit *unit, size_t size, neap_copy *ret_copy) {
     neap_engine *engine = w->engine;
     neap_pool *pool = engine->pool;
@@ -149,9 +148,9 @@ static int take(neap_write_behind *w, neap_unit *unit, size_t size, neap_copy *r
         return -EBUSY;
     }
     pthread_mutex_lock(&pool->lock);
-    neap_pool_copy_begin(pool, unit, ret_copy);
+    const int err = neap_pool_copy_take(pool, unit, size, ret_copy);
     pthread_mutex_unlock(&engine->use_lock);
-    const int err = neap_pool_copy_take(pool, unit, w->worker.bounce, size, ret_copy);
+    if (!err) neap_pool_copy_read(pool, ret_copy, w->worker.bounce);
     pthread_mutex_unlock(&pool->lock);
     return err;
 }

@@ -85,6 +85,21 @@ int neap_vm_populate(void *addr, size_t len) {
     return 0;
 }
 
+/* Dropping the whole of a huge page's range at once makes the kernel forget the table of small
+ * pages that was there (PT_RECLAIM, Linux 6.14), in place of which it could put no huge one. The
+ * advice is taken back, so that no page of the range becomes a huge one later. */
+int neap_vm_populate_huge(void *addr, size_t len) {
+    char *first = (char *)NEAP_ROUND_UP((uintptr_t)addr, NEAP_HUGE_PAGE);
+    char *end = (char *)(((uintptr_t)addr + len) / NEAP_HUGE_PAGE * NEAP_HUGE_PAGE);
+    if (first < end) {
+        madvise(first, (size_t)(end - first), MADV_DONTNEED);
+        neap_vm_huge(first, (size_t)(end - first), true);
+    }
+    const int err = neap_vm_populate(addr, len);
+    if (first < end) neap_vm_huge(first, (size_t)(end - first), false);
+    return err;
+}
+
 int neap_vm_protect(void *addr, size_t len, bool accessible) {
     int err = NEAP_FAULT("vm.protect");
     if (err) return err;

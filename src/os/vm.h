@@ -17,6 +17,10 @@ int neap_vm_drop(void *addr, size_t len);
 /* Commits the range, zero-filled, without a page fault for each page (MADV_POPULATE_WRITE where the
  * kernel has it, else a touch of each page). */
 int neap_vm_populate(void *addr, size_t len);
+/* The same of a range of which nothing is held, with huge pages wherever a whole one lies within it
+ * (where pages of it were held before, from Linux 6.14 on). */
+#define NEAP_HUGE_PAGE ((size_t)2 << 20)
+int neap_vm_populate_huge(void *addr, size_t len);
 int neap_vm_protect(void *addr, size_t len, bool accessible);
 /* Asks for huge pages (true) or none (false). Advice: failure is not an error. */
 void neap_vm_huge(void *addr, size_t len, bool huge);

@@ -280,6 +280,9 @@ static int release(neap_pool *pool, const neap_unit *unit, uint64_t *inout_dropp
         const neap_span inner = neap_kv_unit_inner(unit, i);
         if (inner.len == 0) continue;
         const uint64_t held = held_bytes(unit, i);
+        if ((uintptr_t)inner.addr % NEAP_HUGE_PAGE > 0) neap_vm_split(inner.addr);
+        if ((uintptr_t)(inner.addr + inner.len) % NEAP_HUGE_PAGE > 0)
+            neap_vm_split(inner.addr + inner.len - 1);
         const int err = neap_vm_drop(inner.addr, inner.len);
         if (err && n_dropped == 0) return err; /* nothing happened yet */
         n_dropped++;
@@ -511,30 +514,28 @@ static void take_bytes(neap_copy *copy, const struct iovec *raw, size_t n_raw, c
     copy->bytes = (struct iovec){at, copy->codec->bound(&copy->chunk)};
 }
 
-void neap_pool_copy_begin(const neap_pool *pool, const neap_unit *unit, neap_copy *ret_copy) {
-    *ret_copy = (neap_copy){.by_klt = wants_copy(unit) && neap_klt_takes(pool, unit)};
-    if (!ret_copy->by_klt) return;
-    ret_copy->klt = unit->kv->klt;
-    neap_klt_positions(unit, ret_copy->positions);
-}
-
-int neap_pool_copy_take(neap_pool *pool, neap_unit *unit, void *buffer, size_t size,
-                        neap_copy *inout_copy) {
+int neap_pool_copy_take(neap_pool *pool, neap_unit *unit, size_t size, neap_copy *ret_copy) {
     size_t most;
     if (!wants_copy(unit) || neap_pool_copy_size(pool, unit, &most) != size) return -EAGAIN;
-    inout_copy->unit = unit;
-    inout_copy->codec = storage_codec(pool, unit);
-    inout_copy->chunk = codec_chunk(unit);
-    struct iovec raw[2];
-    const size_t n_raw = inout_copy->codec ? 0 : raw_parts(unit, raw);
+    *ret_copy = (neap_copy){.unit = unit,
+                            .codec = storage_codec(pool, unit),
+                            .chunk = codec_chunk(unit),
+                            .by_klt = neap_klt_takes(pool, unit),
+                            .klt = unit->kv->klt};
+    if (ret_copy->by_klt) neap_klt_positions(unit, ret_copy->positions);
     unit->copying = true;
     pool->reading = unit;
+    return 0;
+}
+
+void neap_pool_copy_read(neap_pool *pool, neap_copy *copy, void *buffer) {
+    struct iovec raw[2];
+    const size_t n_raw = copy->codec ? 0 : raw_parts(copy->unit, raw);
     pthread_mutex_unlock(&pool->lock);
-    take_bytes(inout_copy, raw, n_raw, buffer);
+    take_bytes(copy, raw, n_raw, buffer);
     pthread_mutex_lock(&pool->lock);
     pool->reading = NULL;
     pthread_cond_broadcast(&pool->changed);
-    return 0;
 }
 
 int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_bytes) {
@@ -583,6 +584,58 @@ int neap_kv_unit_allocate(neap_pool *pool, neap_unit *unit) {
         /* Channels of a partly used stream are far apart: their pages come as they are decoded. */
         const bool sparse = is_transposed(unit, i) && coded_cells(unit) < unit->kv->layout.n_cells;
         if (!sparse && span.len > 0) err = neap_vm_populate(span.addr, span.len);
+    }
+    return err;
+}
+
+/* Whether the chunk's pages are its own to the last cell, so that its neighbours' follow. */
+static bool fills_pages(const neap_unit *unit) {
+    if (unit->kv->whole_streams || unit->used < NEAP_CHUNK_CELLS) return false;
+    for (size_t i = 0; i < unit->kv->layout.n_planes; i++)
+        if (neap_kv_unit_inner(unit, i).len < whole_of(unit, i).len) return false;
+    return true;
+}
+
+static bool may_join(const neap_unit *unit) {
+    return unit->queued && neap_unit_state_of(unit) == NEAP_UNIT_EVICTED && fills_pages(unit);
+}
+
+/* The bytes of adjacent chunks in a plane. */
+static neap_span joined(neap_unit *const *units, size_t n, size_t plane) {
+    const neap_span first = whole_of(units[0], plane), last = whole_of(units[n - 1], plane);
+    return (neap_span){first.addr, (size_t)(last.addr + last.len - first.addr)};
+}
+
+static bool holds_huge_page(neap_span span) {
+    const uintptr_t begin = NEAP_ROUND_UP((uintptr_t)span.addr, NEAP_HUGE_PAGE);
+    return begin + NEAP_HUGE_PAGE <= (uintptr_t)span.addr + span.len;
+}
+
+size_t neap_kv_unit_allocation(neap_pool *pool, neap_unit *unit, neap_unit **ret_units) {
+    if (!fills_pages(unit)) return 1;
+    const neap_unit_id *ids = unit->kv->units + (size_t)unit->stream * unit->kv->n_chunks;
+    uint32_t first = unit->chunk, end = unit->chunk + 1;
+    while (end < unit->kv->n_chunks && end - first < NEAP_ALLOCATION_MAX &&
+           may_join(neap_pool_unit(pool, ids[end])))
+        end++;
+    while (first > 0 && end - first < NEAP_ALLOCATION_MAX &&
+           may_join(neap_pool_unit(pool, ids[first - 1])))
+        first--;
+    for (uint32_t i = first; i < end; i++)
+        ret_units[i - first] = neap_pool_unit(pool, ids[i]);
+    for (size_t plane = 0; plane < unit->kv->layout.n_planes; plane++)
+        if (holds_huge_page(joined(ret_units, end - first, plane))) return end - first;
+    ret_units[0] = unit;
+    return 1;
+}
+
+int neap_kv_units_allocate(neap_pool *pool, neap_unit *const *units, size_t n) {
+    int err = 0;
+    for (size_t i = 0; i < n && !err; i++)
+        err = neap_kv_unit_open(pool, units[i]);
+    for (size_t plane = 0; plane < units[0]->kv->layout.n_planes && !err; plane++) {
+        const neap_span span = joined(units, n, plane);
+        err = neap_vm_populate_huge(span.addr, span.len);
     }
     return err;
 }

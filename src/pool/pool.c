@@ -306,6 +306,22 @@ int neap_pool_allocate(neap_pool *pool, neap_unit *unit) {
     return err;
 }
 
+size_t neap_pool_allocation(neap_pool *pool, neap_unit *unit,
+                            neap_unit *ret_units[NEAP_ALLOCATION_MAX]) {
+    ret_units[0] = unit;
+    return unit->is_kv ? neap_kv_unit_allocation(pool, unit, ret_units) : 1;
+}
+
+int neap_pool_allocate_together(neap_pool *pool, neap_unit *const *units, size_t n) {
+    if (n == 1) return neap_pool_allocate(pool, units[0]);
+    const uint64_t began_ns = neap_clock_ns();
+    const int err = neap_kv_units_allocate(pool, units, n);
+    const uint64_t ns = neap_clock_ns() - began_ns;
+    for (size_t i = 0; i < n; i++)
+        units[i]->allocate_ns = ns / n;
+    return err;
+}
+
 int neap_pool_load(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
     return unit->is_kv ? neap_kv_unit_load(pool, unit, worker)
                        : neap_weight_unit_load(pool, unit, worker);

@@ -240,15 +240,14 @@ neap_unit *neap_pool_next_to_copy(neap_pool *pool);
 /* Size of the buffer that copying the unit takes; *ret_most: most bytes it may take on storage. [L]
  */
 size_t neap_pool_copy_size(const neap_pool *pool, const neap_unit *unit, size_t *ret_most);
-/* Takes the positions of the unit's cells, if klt is to code it, while no use runs or begins. [L]
- */
-void neap_pool_copy_begin(const neap_pool *pool, const neap_unit *unit, neap_copy *ret_copy);
-/* Takes the bytes of that unit into the page-aligned buffer of that size. The caller has seen that
- * no use runs; until it returns pool->reading is set, which whoever writes, evicts or removes the
- * unit waits for. Afterwards the unit may be used as any other. One copy at a time. Lets go of the
- * lock meanwhile. Fails: -EAGAIN (it is not such a unit any more, or one of another size). [L] */
-int neap_pool_copy_take(neap_pool *pool, neap_unit *unit, void *buffer, size_t size,
-                        neap_copy *inout_copy);
+/* Begins a copy: what is known of the unit now, the positions of its cells included. The caller has
+ * seen that no use runs, and lets none begin until it returns. From here until the bytes are read
+ * pool->reading is set, which whoever writes, evicts or removes the unit waits for. One copy at a
+ * time. Fails: -EAGAIN (it is not such a unit any more, or one of another size). [L] */
+int neap_pool_copy_take(neap_pool *pool, neap_unit *unit, size_t size, neap_copy *ret_copy);
+/* Reads its bytes into the page-aligned buffer of that size; uses may begin. Afterwards the unit
+ * may be used as any other. Lets go of the lock meanwhile. [L] */
+void neap_pool_copy_read(neap_pool *pool, neap_copy *copy, void *buffer);
 /* Codes and writes what was taken. The unit is clean then, unless it has changed or gone: in that
  * case the record is dropped. Without the lock. */
 int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_bytes);
@@ -258,6 +257,14 @@ void neap_pool_claim(neap_pool *pool, neap_unit *unit);
 neap_path neap_unit_path(const neap_unit *unit); /* of an EVICTED unit [L] */
 /* Commits the pages of a claimed unit. Without the lock. */
 int neap_pool_allocate(neap_pool *pool, neap_unit *unit);
+/* The units to be allocated together with an EVICTED one, so that it lies on huge pages: KV chunks
+ * beside it, EVICTED and queued, in the order of their cells, itself among them. 1: only itself.
+ * [L] */
+#define NEAP_ALLOCATION_MAX 64
+size_t neap_pool_allocation(neap_pool *pool, neap_unit *unit,
+                            neap_unit *ret_units[NEAP_ALLOCATION_MAX]);
+/* Commits the pages of those, claimed. Without the lock. */
+int neap_pool_allocate_together(neap_pool *pool, neap_unit *const *units, size_t n);
 /* Fills a claimed and allocated unit. Without the lock. */
 int neap_pool_load(neap_pool *pool, neap_unit *unit, neap_worker *worker);
 /* RESTORING -> RESIDENT (err 0), LOST or EVICTED. Takes the lock, wakes the waiters. began_ns: when

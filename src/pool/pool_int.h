@@ -45,6 +45,8 @@ neap_unit_bytes neap_kv_unit_size(const neap_unit *unit);
 int neap_kv_unit_evict(neap_pool *pool, neap_unit *unit, neap_action action, neap_worker *worker,
                        neap_evicted *ret_evicted);
 int neap_kv_unit_allocate(neap_pool *pool, neap_unit *unit);
+size_t neap_kv_unit_allocation(neap_pool *pool, neap_unit *unit, neap_unit **ret_units);
+int neap_kv_units_allocate(neap_pool *pool, neap_unit *const *units, size_t n);
 int neap_kv_unit_load(neap_pool *pool, neap_unit *unit, neap_worker *worker);
 void neap_kv_unit_release(neap_pool *pool, neap_unit *unit);
 int neap_kv_unit_open(neap_pool *pool, neap_unit *unit); /* accessible, nothing committed */

@@ -212,15 +212,35 @@ uint32_t neap_pipeline_queued(const neap_pipeline *pipeline) {
     return pipeline->n_queued;
 }
 
+/* Claims and allocates the unit together with those beside it, which go back to the front of their
+ * queues, to be filled by whoever takes them. Lets go of the lock meanwhile. [L] */
+static int allocate(neap_pipeline *pipeline, neap_unit *unit) {
+    neap_pool *pool = pipeline->pool;
+    neap_unit *units[NEAP_ALLOCATION_MAX];
+    const uint64_t began_ns = neap_clock_ns();
+    const size_t n = neap_pool_allocation(pool, unit, units);
+    for (size_t i = 0; i < n; i++) {
+        if (units[i]->queued) unlink_unit(pipeline, units[i]);
+        neap_pool_claim(pool, units[i]);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    const int err = neap_pool_allocate_together(pool, units, n);
+    for (size_t i = 0; i < n && err; i++)
+        if (units[i] != unit) neap_pool_finish(pool, units[i], err, began_ns);
+    pthread_mutex_lock(&pool->lock);
+    for (size_t i = n; i-- > 0 && !err;)
+        if (units[i] != unit) neap_pipeline_push(pipeline, units[i], true);
+    return err;
+}
+
 int neap_pipeline_restore_here(neap_pipeline *pipeline, neap_unit *unit, neap_worker *worker) {
     neap_pool *pool = pipeline->pool;
     const uint64_t began_ns = neap_clock_ns();
-    const bool allocated = neap_unit_state_of(unit) == NEAP_UNIT_RESTORING;
+    int err = 0;
     if (unit->queued) unlink_unit(pipeline, unit);
-    if (!allocated) neap_pool_claim(pool, unit);
+    if (neap_unit_state_of(unit) == NEAP_UNIT_EVICTED) err = allocate(pipeline, unit);
     pthread_mutex_unlock(&pool->lock);
     /* The unit is this thread's own; finish tells whoever waits. */
-    int err = allocated ? 0 : neap_pool_allocate(pool, unit);
     if (!err) err = neap_pool_load(pool, unit, worker);
     neap_pool_finish(pool, unit, err, began_ns);
     pthread_mutex_lock(&pool->lock);

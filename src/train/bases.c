@@ -2,7 +2,10 @@
  *
  * A block's S is scaled so that its mean square is 1: its numbers then lie well inside f16. Bits
  * are allocated with the scale taken out again, for there errors of all blocks must mean the same.
- */
+ *
+ * The file holds F of single heads, whose encoding is then faster, and S of wider groups, from
+ * which F follows: there F would be half the file, and many components are not kept, whose part of
+ * a row's error only S tells. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -25,9 +28,11 @@ typedef struct group {
     uint32_t first, n_layers;     /* of the set's layers */
     uint32_t first_head, n_heads; /* of the set's heads */
     uint32_t n;                   /* columns */
+    bool is_head;                 /* one head of one layer */
     double scale;                 /* of S */
     uint16_t *ft, *g;             /* [n][n] rows are components, descending */
-    uint16_t *metric;
+                                  /* ft: NULL unless is_head */
+    uint16_t *metric;             /* NULL if is_head */
     size_t n_metric;
     float *sd;
 } group;
@@ -67,6 +72,7 @@ static int rope_of(neap_bases *bases, const neap_klt_rope *rope, uint32_t *ret_a
 static int add_group(neap_bases *bases, const neap_trainer *trainer, group wanted) {
     const neap_train_layer *l = &trainer->layers[wanted.set->first + wanted.first];
     neap_klt_block *last = bases->n_blocks ? &bases->blocks[bases->n_blocks - 1] : NULL;
+    wanted.is_head = bases->profile == NEAP_KLT_PER_HEAD;
     wanted.n = neap_train_columns(l, wanted.n_layers, wanted.n_heads);
     if (!last || last->layers[0] != l->layer) {
         last = &bases->blocks[bases->n_blocks++];
@@ -151,16 +157,20 @@ static int make_metric(const neap_trainer *trainer, group *wanted, metric *m) {
                 at += 2 * size;
             }
     wanted->scale = sqrt(wanted->n / trace);
-    wanted->metric = malloc(n_values * sizeof *wanted->metric);
-    if (!wanted->metric) return -ENOMEM;
+    if (!wanted->is_head) wanted->metric = malloc(n_values * sizeof *wanted->metric);
+    if (!wanted->is_head && !wanted->metric) return -ENOMEM;
     for (uint32_t b = 0; b < m->n; b++) {
         double *root = m->values + (m->blocks[b].root - m->values);
         double *inverse = m->values + (m->blocks[b].inverse - m->values);
-        for (size_t c = 0; c < (size_t)m->blocks[b].n * m->blocks[b].n; c++) {
+        const size_t width = m->blocks[b].n;
+        for (size_t c = 0; c < width * width; c++) {
             root[c] *= wanted->scale;
             inverse[c] /= wanted->scale;
-            wanted->metric[wanted->n_metric++] = neap_f16_of_f32((float)root[c]);
         }
+        for (size_t i = 0; i < width && wanted->metric; i++)
+            for (size_t j = 0; j < width; j++) /* symmetric to the bit */
+                wanted->metric[wanted->n_metric++] =
+                    neap_f16_of_f32((float)(i > j ? root[i * width + j] : root[j * width + i]));
     }
     return 0;
 }
@@ -178,7 +188,7 @@ static void keep_sorted(group *wanted, const float *ft, const float *g, const fl
     for (size_t i = 0; i < n; i++) {
         const size_t from = order[i] * n;
         for (size_t c = 0; c < n; c++) {
-            wanted->ft[i * n + c] = neap_f16_of_f32(ft[from + c]);
+            if (wanted->ft) wanted->ft[i * n + c] = neap_f16_of_f32(ft[from + c]);
             wanted->g[i * n + c] = neap_f16_of_f32(g[from + c]);
         }
         wanted->sd[i] = sd[order[i]];
@@ -192,10 +202,11 @@ static int solve(const neap_trainer *trainer, group *wanted, const metric *m) {
     float *ft = malloc(n * n * sizeof *ft), *g = malloc(n * n * sizeof *g);
     float *sd = malloc(n * sizeof *sd);
     float *sample = malloc(trainer->n_sample * n * sizeof *sample);
-    wanted->ft = malloc(n * n * sizeof *wanted->ft);
+    if (wanted->is_head) wanted->ft = malloc(n * n * sizeof *wanted->ft);
     wanted->g = malloc(n * n * sizeof *wanted->g);
     wanted->sd = malloc(n * sizeof *wanted->sd);
-    int err = columns && cov && ft && g && sd && sample && wanted->ft && wanted->g && wanted->sd
+    int err = columns && cov && ft && g && sd && sample && (wanted->ft || !wanted->is_head) &&
+                      wanted->g && wanted->sd
                   ? 0
                   : -ENOMEM;
     if (!err) {
@@ -301,9 +312,9 @@ static int fill_group(const group *from, neap_klt_spectrum *spectrum, neap_klt_g
     while (kept < from->n && spectrum->bits[kept] > 0 && from->sd[kept] > SD_MIN)
         kept++;
     if (kept == 0) spectrum->bits[kept++] = 1;
-    uint16_t *f = malloc((size_t)from->n * kept * sizeof *f);
-    if (!f) return -ENOMEM;
-    for (size_t column = 0; column < from->n; column++)
+    uint16_t *f = from->ft ? malloc((size_t)from->n * kept * sizeof *f) : NULL;
+    if (from->ft && !f) return -ENOMEM;
+    for (size_t column = 0; column < from->n && f; column++)
         for (size_t c = 0; c < kept; c++)
             f[column * kept + c] = from->ft[c * from->n + column];
     *to = (neap_klt_group){.first_head = from->set->first_head + from->first_head,

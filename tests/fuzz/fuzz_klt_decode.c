@@ -17,9 +17,9 @@ static neap_klt_model *models[MODELS];
 
 static void make_models(void) {
     static const klt_shape shapes[MODELS] = {
-        {1, 1, 2, 1, 16, 16, NEAP_KLT_ROPE_NEOX, 16, 1, 4.5, 1e-4, 20, true},
-        {1, 2, 1, 1, 24, 70, NEAP_KLT_ROPE_NORM, 12, 1.5f, 2, 1e-3, 8, false},
-        {1, 1, 1, 1, 8, 8, NEAP_KLT_ROPE_NONE, 0, 1, 1, 1e-1, 0, false}};
+        {1, 1, 2, 1, 16, 16, NEAP_KLT_ROPE_NEOX, 16, 1, 4.5, 1e-4, 20, true, false},
+        {1, 2, 1, 1, 24, 70, NEAP_KLT_ROPE_NORM, 12, 1.5f, 2, 1e-3, 8, false, false},
+        {1, 1, 1, 1, 8, 8, NEAP_KLT_ROPE_NONE, 0, 1, 1, 1e-1, 0, false, false}};
     for (int i = 0; i < MODELS && !models[i]; i++) {
         klt_problem_make(&problems[i], &shapes[i], (uint64_t)i + 1);
         models[i] = klt_model_of(&problems[i].spec);

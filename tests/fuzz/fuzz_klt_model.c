@@ -100,9 +100,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 static void run_shape(const klt_shape *shape) {
     klt_problem p;
     uint8_t *bytes = NULL;
-    size_t len = 0;
+    size_t built = 0;
     klt_problem_make(&p, shape, 9);
-    CHECK(neap_klt_model_build(&p.spec, "fuzz", &bytes, &len) == 0 && len > 4000);
+    CHECK(neap_klt_model_build(&p.spec, "fuzz", &bytes, &built) == 0);
+    const size_t len = built;
+    CHECK(len > 4000 && len < 1 << 20);
     uint8_t *input = klt_alloc(1 + len, 1);
     input[0] = 1;
     memcpy(input + 1, bytes, len);
@@ -113,7 +115,7 @@ static void run_shape(const klt_shape *shape) {
         const size_t most = i % 4 ? 128 + 32 * (4 + p.spec.n_groups * 4) : len;
         input[1 + klt_next((uint32_t)(most < len ? most : len))] ^= (uint8_t)(1u << klt_next(8));
         if (i % 3 == 0) /* after the tables and the RoPE table: blocks, groups, components */
-            input[1 + len - klt_next(4000) - 1] ^= (uint8_t)(1u << klt_next(8));
+            input[len - klt_next(4000)] ^= (uint8_t)(1u << klt_next(8));
         LLVMFuzzerTestOneInput(input, 1 + len);
     }
     for (uint32_t i = 0; i < 200; i++)
@@ -135,8 +137,10 @@ static void run_file(const char *path) {
 int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++)
         run_file(argv[i]);
-    run_shape(&(klt_shape){2, 1, 2, 1, 8, 8, NEAP_KLT_ROPE_NEOX, 8, 1, 3, 1e-3, 20, true});
-    run_shape(&(klt_shape){1, 2, 1, 1, 6, 10, NEAP_KLT_ROPE_NORM, 4, 1.5f, 2, 1e-2, 8, false});
+    run_shape(&(klt_shape){2, 1, 2, 1, 8, 8, NEAP_KLT_ROPE_NEOX, 8, 1, 3, 1e-3, 20, true, false});
+    run_shape(&(klt_shape){1, 2, 2, 1, 8, 8, NEAP_KLT_ROPE_NEOX, 8, 1, 2, 1e-3, 20, true, true});
+    run_shape(
+        &(klt_shape){1, 2, 1, 1, 6, 10, NEAP_KLT_ROPE_NORM, 4, 1.5f, 2, 1e-2, 8, false, false});
     return 0;
 }
 #endif

@@ -25,7 +25,7 @@ typedef struct klt_shape {
     double bits;  /* a value, on average */
     double decay; /* of the deviations, first to last */
     uint32_t permille;
-    bool metric;
+    bool metric, no_f; /* no_f: F is not stored */
 } klt_shape;
 
 typedef struct klt_problem {
@@ -94,7 +94,7 @@ static inline void klt_make_metric(uint32_t dim, double *s, double *inverse) {
         for (uint32_t j = 0; j < dim; j++) {
             s[i * dim + j] = inverse[i * dim + j] = 0;
             for (uint32_t k = 0; k < dim; k++) {
-                const double e = 0.25 + k % 4;
+                const double e = k % 4 == 0 ? 1 : k % 4 == 1 ? 0.25 : 0.03125;
                 s[i * dim + j] += r[i * dim + k] * e * r[j * dim + k];
                 inverse[i * dim + j] += r[i * dim + k] / e * r[j * dim + k];
             }
@@ -160,7 +160,8 @@ static inline void klt_fill_group(klt_problem *p, const neap_klt_block *block, u
     group->n_components = kept;
     group->bits = p->bits[g];
     group->sd = sd;
-    group->f = f16;
+    group->f = shape->no_f ? NULL : f16;
+    if (shape->no_f) free(f16);
     group->g = g16;
     free(b);
     free(f);
@@ -350,7 +351,7 @@ static inline double klt_row_error(const klt_problem *p, const neap_klt_chunk *w
         for (uint32_t i = 0; i < head.dim; i++) {
             x[i] = (double)neap_f32_of_f16(klt_head_at(was, &head, row)[i]);
             y[i] = (double)neap_f32_of_f16(klt_head_at(is, &head, row)[i]);
-            *ret_floor += x[i] * x[i] * 0x1p-20 * (metric ? 4 : 1);
+            *ret_floor += x[i] * x[i] * 0x1p-20 * (metric ? 0.5 : 1);
         }
         if (!head.is_v) {
             klt_turn(p, was->positions[row], true, x);
