@@ -24,7 +24,7 @@
 enum { MAGIC = 0x01434b4e /* "NKC" 1 */, RAW = 0xffff, STEP_COLUMNS = 64, K_STEP = 128 };
 
 /* What the roundings of F and S to f16 leave of |x S|^2 - |y|^2 where nothing should be left. */
-#define METRIC_NOISE 0x1p-10f
+#define METRIC_NOISE 0x1p-13f
 
 typedef struct chunk_header {
     uint32_t magic, bytes;
