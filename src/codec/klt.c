@@ -24,7 +24,7 @@
 enum { MAGIC = 0x01434b4e /* "NKC" 1 */, RAW = 0xffff, STEP_COLUMNS = 64, K_STEP = 128 };
 
 /* What the roundings of F and S to f16 leave of |x S|^2 - |y|^2 where nothing should be left. */
-#define METRIC_NOISE 0x1p-10f
+#define METRIC_NOISE 0x1p-13f
 
 typedef struct chunk_header {
     uint32_t magic, bytes;
@@ -289,10 +289,12 @@ static void project_all(const encoding *e, const float *a, const float *x, uint3
     memset(y, 0, (size_t)n_strips * NEAP_KLT_STRIP * NEAP_KLT_TILE * sizeof *y);
     for (uint32_t first = 0; first < n; first += K_STEP) {
         const uint32_t step = n - first < K_STEP ? n - first : K_STEP;
-        for (uint32_t i = 0; i < n_strips; i++)
-            e->kernel->project(a + ((size_t)i * n + first) * NEAP_KLT_STRIP,
-                               x + (size_t)first * NEAP_KLT_TILE, step,
+        for (uint32_t i = 0; i < n_strips; i++) {
+            const float *at = a + ((size_t)i * n + first) * NEAP_KLT_STRIP,
+                        *next = i + 1 < n_strips ? at + (size_t)n * NEAP_KLT_STRIP : at;
+            e->kernel->project(at, next, x + (size_t)first * NEAP_KLT_TILE, step,
                                y + (size_t)i * NEAP_KLT_STRIP * NEAP_KLT_TILE);
+        }
     }
 }
 

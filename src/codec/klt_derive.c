@@ -46,7 +46,7 @@ static void multiply(const neap_klt_kernel *kernel, const float *a, uint32_t a_c
         for (uint32_t s = 0; s < strips(a_columns); s++) {
             float y[STRIP * TILE] = {0};
             const uint32_t left = a_columns - s * STRIP, n = left < STRIP ? left : STRIP;
-            kernel->project(a + (size_t)s * rows * STRIP, x + t * x_panel, rows, y);
+            kernel->project(a + (size_t)s * rows * STRIP, a, x + t * x_panel, rows, y);
             float *to = panel_at(out, out_rows, first + s * STRIP, t * TILE);
             for (uint32_t i = 0; i < n * TILE; i++)
                 to[i] += y[i];

@@ -107,8 +107,9 @@ typedef struct neap_klt_kernel {
     /* Means of the components over so many rows: y_mean[components, to whole quads]. */
     void (*means)(const neap_klt_basis *basis, const float *y, const uint8_t *y8, uint32_t n_blocks,
                   float count, float *y_mean);
-    /* y[NEAP_KLT_STRIP][64] += a' x, in the order of n: a[n][NEAP_KLT_STRIP], x[n][64]. */
-    void (*project)(const float *a, const float *x, uint32_t n, float *y);
+    /* y[NEAP_KLT_STRIP][64] += a' x, in the order of n: a[n][NEAP_KLT_STRIP], x[n][64].
+     * ahead: the a of the next call, which is fetched meanwhile. */
+    void (*project)(const float *a, const float *ahead, const float *x, uint32_t n, float *y);
     /* Codes of a component of 64 rows; adds (y - y^)^2 to each row's error, y^2 to its power. */
     void (*quantise)(const neap_klt_model *model, uint32_t bits, float sd, float inverse_sd,
                      const float *y, uint8_t *codes, float *error, float *power);

@@ -285,7 +285,7 @@ static void transpose(const float *x, size_t pitch, uint32_t dim, float *panel) 
             panel[(size_t)j * TILE + r] = x[r * pitch + j];
 }
 
-static void project(const float *a, const float *x, uint32_t n, float *y) {
+static void project(const float *a, const float *ahead, const float *x, uint32_t n, float *y) {
     for (uint32_t at = 0; at < TILE; at += TV * VL) {
         const float *from = x + at, *by = a;
         vf sum[STRIP][TV];
@@ -299,6 +299,7 @@ static void project(const float *a, const float *x, uint32_t n, float *y) {
 #pragma GCC unroll 4
             for (uint32_t t = 0; t < TV; t++)
                 w[t] = vf_load(from + t * VL);
+            if (at == 0) _mm_prefetch((const char *)(ahead + (size_t)j * STRIP), _MM_HINT_T0);
 #pragma GCC unroll 6
             for (uint32_t k = 0; k < STRIP; k++) {
                 const vf s = vf_set1(by[k]);

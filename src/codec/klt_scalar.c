@@ -123,7 +123,8 @@ static void transpose(const float *x, size_t pitch, uint32_t dim, float *panel) 
             panel[(size_t)j * NEAP_KLT_TILE + r] = x[r * pitch + j];
 }
 
-static void project(const float *a, const float *x, uint32_t n, float *y) {
+static void project(const float *a, const float *ahead, const float *x, uint32_t n, float *y) {
+    (void)ahead;
     for (uint32_t k = 0; k < NEAP_KLT_STRIP; k++)
         for (uint32_t r = 0; r < NEAP_KLT_TILE; r++)
             for (uint32_t j = 0; j < n; j++)

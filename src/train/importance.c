@@ -5,9 +5,12 @@
  * RoPE at j and s the scale of the scores; its value error adds p_j W_O e. So
  *     M_K += sum_j p_j^2 s^2 d_j q_j q_j'      d_j = (v_j - o)' G (v_j - o)
  *     M_V += sum_j p_j^2 G
- * both over |residual|^2. The sum over j of M_K, each with another turn of q, is estimated by a few
- * cells drawn with probability p_j^2 d_j. The first cells, kept exactly, and the query's own are
- * left out. */
+ * both over |residual|^2. That is the first order. Large errors of keys that a query does not read
+ * matter by the exponential of their variance; so to this *peaked* form of M_K comes a *plain* one,
+ * of all queries and cells alike.
+ *
+ * The sum over j of M_K, each with another turn of q, is estimated by a few cells drawn with
+ * probability p_j^2 d_j. The first cells, kept exactly, and the query's own are left out. */
 #include <cblas.h>
 #include <errno.h>
 #include <math.h>
@@ -18,14 +21,18 @@
 #include "train_int.h"
 
 enum { N_DRAWN = 4 };
+/* Trace of the plain form over that of the peaked one. Mean KL of SmolLM2 on source code in C++ at
+ * 0, 1, 4: 0.100, 0.046, 0.020 (one layer, 8 times), 0.009, 0.007, 0.006 (a head, 4 times). */
+#define PLAIN_SHARE 4.0
 
 typedef struct work {
-    float *k, *v, *vg;     /* [n][head] of a KV head; v G */
-    float *q, *p, *o, *vo; /* [n_queries] times head_k, n, head_v, n: vo = o G v' */
-    float *vv, *summed;    /* [n]: v G v'; p^2 d up to a cell */
-    uint32_t *n_seen;      /* [n_queries] cells up to the query's own */
-    double *shares;        /* [n_queries] 1 / |residual|^2 */
-    float *identity;       /* [head_v][head_v] */
+    float *k, *v, *vg;      /* [n][head] of a KV head; v G */
+    float *q, *p, *o, *vo;  /* [n_queries] times head_k, n, head_v, n: vo = o G v' */
+    float *vv, *summed;     /* [n]: v G v'; p^2 d up to a cell */
+    uint32_t *n_seen;       /* [n_queries] cells up to the query's own */
+    double *shares;         /* [n_queries] 1 / |residual|^2 */
+    float *identity;        /* [head_v][head_v] */
+    double *peaked, *plain; /* [head_k][head_k] of a head: see above */
     float table[NEAP_KLT_HEAD_DIM], turned[NEAP_KLT_HEAD_DIM];
     uint64_t random;
 } work;
@@ -74,8 +81,8 @@ static void add_turned(const neap_train_layer *l, work *w, uint32_t query, uint3
             form[(size_t)i * n + j] += weight * (double)(w->turned[i] * w->turned[j]);
 }
 
-/* A query's part of M_K; returns the sum of p^2. */
-static double add_query(const neap_train_layer *l, work *w, uint32_t query, double *form) {
+/* A query's part of both forms of M_K; returns the sum of p^2. */
+static double add_query(const neap_train_layer *l, work *w, uint32_t query) {
     const float *p = w->p + (size_t)query * l->n, *vo = w->vo + (size_t)query * l->n;
     const uint32_t n_before = w->n_seen[query] - 1;
     double squares = 0;
@@ -95,9 +102,23 @@ static double add_query(const neap_train_layer *l, work *w, uint32_t query, doub
         const float wanted = ((float)d + draw(w)) / N_DRAWN * total;
         while (at + 1 < n_before && w->summed[at] < wanted)
             at++;
-        add_turned(l, w, query, at, weight, form);
+        add_turned(l, w, query, at, weight, w->peaked);
+        const float anywhere = ((float)d + draw(w)) / N_DRAWN * (float)n_before;
+        add_turned(l, w, query, (uint32_t)anywhere, 1, w->plain);
     }
     return squares;
+}
+
+/* form += peaked + plain, the latter brought to its share. */
+static void add_forms(const double *peaked, const double *plain, uint32_t n, double *form) {
+    double peaked_trace = 0, plain_trace = 0;
+    for (size_t i = 0; i < n; i++) {
+        peaked_trace += peaked[i * n + i];
+        plain_trace += plain[i * n + i];
+    }
+    const double share = plain_trace > 0 ? PLAIN_SHARE * peaked_trace / plain_trace : 0;
+    for (size_t i = 0; i < (size_t)n * n; i++)
+        form[i] += peaked[i] + share * plain[i];
 }
 
 static void add_head(neap_train_layer *l, work *w, uint32_t head, uint32_t kv_head) {
@@ -105,6 +126,8 @@ static void add_head(neap_train_layer *l, work *w, uint32_t head, uint32_t kv_he
     const size_t k_size = (size_t)s->head_k * s->head_k, v_size = (size_t)s->head_v * s->head_v;
     const float *gram = l->grams ? l->grams + head * v_size : w->identity;
     double squares = 0;
+    memset(w->peaked, 0, k_size * sizeof *w->peaked);
+    memset(w->plain, 0, k_size * sizeof *w->plain);
     for (uint32_t i = 0; i < l->n_queries; i++)
         memcpy(w->q + (size_t)i * s->head_k, l->q + ((size_t)i * s->n_heads + head) * s->head_k,
                s->head_k * sizeof *w->q);
@@ -118,8 +141,8 @@ static void add_head(neap_train_layer *l, work *w, uint32_t head, uint32_t kv_he
     product(false, l->n_queries, s->head_v, l->n, w->p, w->v, w->o);
     product(true, l->n_queries, l->n, s->head_v, w->o, w->vg, w->vo);
     for (uint32_t i = 0; i < l->n_queries; i++)
-        if (w->n_seen[i] > 1)
-            squares += w->shares[i] * add_query(l, w, i, l->k_form + kv_head * k_size);
+        if (w->n_seen[i] > 1) squares += w->shares[i] * add_query(l, w, i);
+    add_forms(w->peaked, w->plain, s->head_k, l->k_form + kv_head * k_size);
     for (size_t i = 0; i < v_size; i++)
         l->v_form[kv_head * v_size + i] += squares * (double)gram[i];
 }
@@ -140,8 +163,10 @@ static int make_work(const neap_train_layer *l, work *w) {
     w->n_seen = malloc(m * sizeof *w->n_seen);
     w->shares = malloc(m * sizeof *w->shares);
     w->identity = calloc((size_t)s->head_v * s->head_v, sizeof *w->identity);
-    if (!w->k || !w->v || !w->vg || !w->q || !w->p || !w->o || !w->vo || !w->vv || !w->summed ||
-        !w->n_seen || !w->shares || !w->identity)
+    w->peaked = malloc((size_t)s->head_k * s->head_k * sizeof *w->peaked);
+    w->plain = malloc((size_t)s->head_k * s->head_k * sizeof *w->plain);
+    if (!w->peaked || !w->plain || !w->k || !w->v || !w->vg || !w->q || !w->p || !w->o || !w->vo ||
+        !w->vv || !w->summed || !w->n_seen || !w->shares || !w->identity)
         return -ENOMEM;
     for (uint32_t i = 0; i < s->head_v; i++)
         w->identity[(size_t)i * s->head_v + i] = 1;
@@ -167,6 +192,8 @@ static void free_work(work *w) {
     free(w->n_seen);
     free(w->shares);
     free(w->identity);
+    free(w->peaked);
+    free(w->plain);
 }
 
 int neap_train_weigh(neap_train_layer *l) {

@@ -16,6 +16,7 @@ GOOD = {"src/base/err.h": '#include "neap.h"\n#include <errno.h>\n',
         "src/pool/pool.c": '#include "stack.h"\n#include "policy.h"\n',
         "src/attn/opencl/device.c": '#include <CL/cl.h>\n#include "vm.h"\n',
         "src/plugin/plugin.c": '#include "ggml.h"\n#include "pool.h"\n',
+        "src/train/train.c": "#include <cblas.h>\n",
         "src/pool/pool.h": "\n"}
 BAD = {"src/base/up.c": '#include "vm.h"\n',
        "src/store/sibling.c": '#include "policy.h"\n',
@@ -23,6 +24,7 @@ BAD = {"src/base/up.c": '#include "vm.h"\n',
        "src/pool/ggml.c": '#include "ggml-backend.h"\n',
        "src/pool/lost.c": '#include "nowhere.h"\n',
        "src/attn/opencl.c": "#include <CL/cl.h>\n",
+       "src/policy/blas.c": "#include <cblas.h>\n",
        "src/elsewhere/new.c": "\n"}
 
 

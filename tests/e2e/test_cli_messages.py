@@ -90,6 +90,7 @@ def usage():
                   ["run", "--attn", "vulkan"], ["run", "--kv", "klt:8"],
                   ["serve", "--encrypt", "on"], ["serve", "--session", "a"]):
         expect(later, 2, "not in this version")
+    expect(["train"], 2, "which model?")
     expect(["evict"], 2, "how much?")
     for size in ("0", "0%", "-5M", "5X", "1.5", "%", "99999999999999999999G", ""):
         check(neap("evict", size)[0] == 2, "evict", size)
