@@ -490,6 +490,114 @@ static void test_transposed(void) {
     free_world(&w);
 }
 
+/* ---- at random ---- */
+
+typedef enum mark { SETTLED, WRITTEN, ROUNDED } mark;
+
+typedef struct shadow {
+    char *bytes; /* as snapshot() */
+    mark marks[CACHES][CHUNKS];
+    uint32_t n_rounded;
+} shadow;
+
+static uint32_t cells_of(int chunk) {
+    return chunk == FULL ? USED - TAIL : 256;
+}
+
+static char *shadow_at(const shadow *sh, int i, int plane, int chunk) {
+    return sh->bytes + ((size_t)(2 * i + plane) * USED + (size_t)chunk * 256) * ROW;
+}
+
+/* Some of a chunk's first cells become what another cell was: of the kind that was learned, or (V
+ * and K of a wrong position) not. */
+static void rewrite(world *w, shadow *sh, const char *bank) {
+    const int i = (int)klt_next(CACHES), chunk = (int)klt_next(CHUNKS);
+    const uint32_t n = 1 + klt_next(cells_of(chunk)), from = klt_next(USED - n);
+    const uint32_t first = klt_next(2) ? from : (uint32_t)chunk * 256;
+    neap_use_begin(w->engine, NEAP_USE_COMPUTE);
+    CHECK(neap_wait(w->engine, neap_kv_unit(w->kv[i], 0, (uint32_t)chunk)) == 0);
+    for (int plane = 0; plane < 2; plane++) { /* what it was rounded to, if it was */
+        char *now = w->planes[i][plane] + (size_t)chunk * 256 * ROW;
+        if (sh->marks[i][chunk] == ROUNDED)
+            memcpy(shadow_at(sh, i, plane, chunk), now, cells_of(chunk) * (size_t)ROW);
+    }
+    CHECK(neap_kv_write(w->kv[i], 0, (uint32_t)chunk * 256, n, false) == 0);
+    for (int plane = 0; plane < 2; plane++) {
+        const char *source = bank + ((size_t)(2 * i + plane) * USED + first) * ROW;
+        memcpy(w->planes[i][plane] + (size_t)chunk * 256 * ROW, source, (size_t)n * ROW);
+        memcpy(shadow_at(sh, i, plane, chunk), source, (size_t)n * ROW);
+    }
+    neap_use_end(w->engine, NEAP_USE_COMPUTE);
+    sh->marks[i][chunk] = WRITTEN;
+}
+
+static void evict_some(world *w, shadow *sh) {
+    const neap_evict_request request = {.permille = 1 + klt_next(1000), .only = NEAP_ONLY_KV};
+    neap_evict_result result;
+    CHECK(neap_evict(w->engine, &request, &result) == 0);
+    for (int i = 0; i < CACHES; i++)
+        for (uint32_t c = 0; c < CHUNKS; c++)
+            if (sh->marks[i][c] == WRITTEN &&
+                !neap_unit_resident(w->engine, neap_kv_unit(w->kv[i], 0, c)))
+                sh->marks[i][c] = ROUNDED;
+}
+
+/* A chunk changes with its first eviction only. */
+static void check_all(world *w, shadow *sh) {
+    for (int i = 0; i < CACHES; i++)
+        for (int c = 0; c < CHUNKS; c++)
+            for (int plane = 0; plane < 2; plane++) {
+                char *now = w->planes[i][plane] + (size_t)c * 256 * ROW;
+                const size_t len = cells_of(c) * (size_t)ROW;
+                const bool equal = memcmp(now, shadow_at(sh, i, plane, c), len) == 0;
+                CHECK(equal || sh->marks[i][c] == ROUNDED);
+                sh->n_rounded += !equal;
+                memcpy(shadow_at(sh, i, plane, c), now, len);
+                if (plane == 1 && sh->marks[i][c] == ROUNDED) sh->marks[i][c] = SETTLED;
+            }
+}
+
+static void test_random(uint64_t seed) {
+    world w;
+    shadow sh = {0};
+    make_world(&w);
+    start(&w, (neap_options){.swap_limit_bytes = seed % 2 ? 300000 : 0});
+    fill(&w);
+    char *bank = snapshot(&w);
+    sh.bytes = snapshot(&w);
+    for (int i = 0; i < CACHES; i++)
+        for (int c = 0; c < CHUNKS; c++)
+            sh.marks[i][c] = WRITTEN;
+    klt_state = seed;
+    uint32_t by_klt = 0, left = 0;
+    for (int step = 0; step < 150; step++) {
+        const uint32_t what = klt_next(8);
+        if (what < 3) {
+            evict_some(&w, &sh);
+        } else if (what < 5) {
+            rewrite(&w, &sh, bank);
+        } else if (what < 6) {
+            neap_use_begin(w.engine, NEAP_USE_COMPUTE);
+            for (int32_t i = 0; i < CELLS; i++)
+                w.positions[i] = klt_next(4) ? i : -1;
+            neap_use_end(w.engine, NEAP_USE_COMPUTE);
+        } else {
+            restore(&w);
+            check_all(&w, &sh);
+            for (int32_t i = 0; i < CELLS; i++)
+                w.positions[i] = i;
+        }
+        neap_check(w.engine);
+        by_klt += stat_of(&w).klt_chunks;
+        left += stat_of(&w).klt_left;
+    }
+    CHECK(sh.n_rounded > 0 && by_klt > 0 && left > 0);
+    stop(&w);
+    free(bank);
+    free(sh.bytes);
+    free_world(&w);
+}
+
 int main(void) {
     test_cycles();
     test_positions();
@@ -500,5 +608,9 @@ int main(void) {
     test_damaged_record();
     test_files();
     test_transposed();
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        printf("seed %d\n", (int)seed);
+        test_random(seed);
+    }
     return 0;
 }
