@@ -2,6 +2,7 @@
  * once and the next access reads zeros. */
 #include "vm.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -29,9 +30,32 @@
 static pthread_once_t vm_once = PTHREAD_ONCE_INIT;
 static size_t vm_page_bytes; /* constant after vm_once, as is the next */
 static bool vm_has_populate;
+static bool vm_prefers_huge; /* after vm_once only changed by tests */
+
+#define BALLOON "/sys/bus/virtio/drivers/virtio_balloon"
+#define BALLOON_REPORTING 5 /* VIRTIO_BALLOON_F_REPORTING */
+
+/* Whether this is a virtual machine that gives free memory back to its host: whole huge pages, some
+ * seconds after they became free. Such a page then takes longer than its small pages would. */
+static bool vm_reports_free_pages(void) {
+    DIR *dir = opendir(BALLOON);
+    const struct dirent *entry;
+    bool found = false;
+    while (dir && !found && (entry = readdir(dir))) {
+        char path[sizeof BALLOON + 300], bits[BALLOON_REPORTING + 2];
+        snprintf(path, sizeof path, BALLOON "/%s/features", entry->d_name);
+        FILE *file = strncmp(entry->d_name, "virtio", 6) == 0 ? fopen(path, "re") : NULL;
+        found = file && fgets(bits, sizeof bits, file) && strlen(bits) > BALLOON_REPORTING &&
+                bits[BALLOON_REPORTING] == '1';
+        if (file) fclose(file);
+    }
+    if (dir) closedir(dir);
+    return found;
+}
 
 static void vm_probe(void) {
     vm_page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    vm_prefers_huge = !vm_reports_free_pages();
     /* With length 0 the kernel only says whether it knows the advice. */
     vm_has_populate = madvise(NULL, 0, MADV_POPULATE_WRITE) == 0;
 }
@@ -39,6 +63,16 @@ static void vm_probe(void) {
 size_t neap_vm_page(void) {
     pthread_once(&vm_once, vm_probe);
     return vm_page_bytes;
+}
+
+bool neap_vm_prefers_huge(void) {
+    pthread_once(&vm_once, vm_probe);
+    return vm_prefers_huge;
+}
+
+void neap_vm_set_prefers_huge(bool prefers) {
+    pthread_once(&vm_once, vm_probe);
+    vm_prefers_huge = prefers;
 }
 
 int neap_vm_reserve(size_t len, size_t align, void **ret_addr) {

@@ -20,6 +20,9 @@ int neap_vm_populate(void *addr, size_t len);
 /* The same of a range of which nothing is held, with huge pages wherever a whole one lies within it
  * (where pages of it were held before, from Linux 6.14 on). */
 #define NEAP_HUGE_PAGE ((size_t)2 << 20)
+/* Whether that is the faster way on this machine; the second is for tests. */
+bool neap_vm_prefers_huge(void);
+void neap_vm_set_prefers_huge(bool prefers);
 int neap_vm_populate_huge(void *addr, size_t len);
 int neap_vm_protect(void *addr, size_t len, bool accessible);
 /* Asks for huge pages (true) or none (false). Advice: failure is not an error. */

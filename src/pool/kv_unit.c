@@ -612,7 +612,7 @@ static bool holds_huge_page(neap_span span) {
 }
 
 size_t neap_kv_unit_allocation(neap_pool *pool, neap_unit *unit, neap_unit **ret_units) {
-    if (!fills_pages(unit)) return 1;
+    if (!neap_vm_prefers_huge() || !fills_pages(unit)) return 1;
     const neap_unit_id *ids = unit->kv->units + (size_t)unit->stream * unit->kv->n_chunks;
     uint32_t first = unit->chunk, end = unit->chunk + 1;
     while (end < unit->kv->n_chunks && end - first < NEAP_ALLOCATION_MAX &&

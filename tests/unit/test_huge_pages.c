@@ -119,6 +119,7 @@ int main(void) {
         return SKIPPED;
     }
     char *dir = temp_dir();
+    neap_vm_set_prefers_huge(true);
     run(dir, "none", 2 * (uint64_t)N_CELLS * ROW_BYTES);
     run(dir, "q8", 2 * (uint64_t)N_CELLS * ROW_BYTES);
     temp_remove(dir);
