@@ -21,6 +21,8 @@
 #include "profile_file.h"
 
 #define DEFAULT_REPS 5
+#define DEFAULT_CONTEXT 8192
+#define QUICK_CONTEXT 2048
 #define THREADS_MAX 64
 enum { N_TESTS = 3, N_VARIANTS = 3, KERNEL_RUNS = 7, FEW_TOKENS = 8 };
 #define UNCACHED_BYTES (160u << 20)
@@ -398,7 +400,7 @@ static const neap_command command = {
     "with -fa on and off, after a context of many tokens. --model may be given several times;\n"
     "default: all that are fetched.\n"
     "\n"
-    "  --context N    tokens of the context (default 8192)\n"
+    "  --context N    tokens of the context (default 8192; 2048 with --quick)\n"
     "  --kernel       only the kernel alone\n"};
 
 enum { OPT_CONTEXT = NEAP_OPT_BENCH, OPT_KERNEL };
@@ -410,7 +412,7 @@ int neap_bench_attn(int argc, char **argv) {
                                                  {"kernel", no_argument, NULL, OPT_KERNEL},
                                                  {0}};
     neap_bench_options options = {0};
-    long context = 8192;
+    long context = 0;
     bool only_kernel = false;
     int code, status;
     while ((code = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
@@ -429,6 +431,7 @@ int neap_bench_attn(int argc, char **argv) {
     if (optind < argc)
         return neap_cli_error(NEAP_EXIT_USAGE, "see neap bench attn --help",
                               "%s: one argument too many", argv[optind]);
+    if (context == 0) context = options.quick ? QUICK_CONTEXT : DEFAULT_CONTEXT;
     if (!only_kernel && (status = neap_bench_default_models(&options))) return status;
     if (!only_kernel && (status = neap_path_load_backend())) return status;
     json_t *rows = json_array();
