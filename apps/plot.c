@@ -113,7 +113,9 @@ static void draw_x_ticks(const frame *f) {
         label(f->out, group_at(f, (double)i), y + 18, "text-anchor=\"middle\"", f->plot->groups[i]);
     if (f->plot->groups) return;
     const double step = round_step(f->x_max - f->x_min);
-    for (double x = ceil(f->x_min / step - 1e-9) * step; x <= f->x_max + step * 1e-9; x += step) {
+    /* + 0: no tick is called -0 */
+    for (double x = ceil(f->x_min / step - 1e-9) * step + 0.0; x <= f->x_max + step * 1e-9;
+         x += step) {
         snprintf(text, sizeof text, "%.6g", x);
         line(f->out, x_at(f, x), y, x_at(f, x), y + 5, "class=\"axis\"");
         label(f->out, x_at(f, x), y + 18, "text-anchor=\"middle\"", text);
