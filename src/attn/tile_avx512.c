@@ -8,6 +8,7 @@
 
 #include "exp2.h"
 #include "transpose.h"
+#include "transpose_avx512.h"
 
 #define VL 16
 #define MR 14
@@ -59,38 +60,6 @@ static inline __m512 vf_exp2(__m512 x) {
                                   whole);
 }
 
-/* Transposes 16 rows of 16 dwords in four rounds. */
-static inline void transpose_dwords(__m512i r[16]) {
-    __m512i t[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    /* Now lane l of r[4 j + i] is dword 4 l + i of rows 4 j .. 4 j + 3. */
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-    }
-}
-
 static inline void load_rows(const char *rows, size_t stride, __m512i r[16]) {
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) {
@@ -107,7 +76,7 @@ static inline void transpose_32(const float *rows, size_t stride, uint32_t n_ele
         for (uint32_t e = 0; e < n_elems; e += 16) {
             __m512i t[16];
             load_rows((const char *)rows + r * stride + 4 * (size_t)e, stride, t);
-            transpose_dwords(t);
+            neap_transpose_dwords(t);
 #pragma GCC unroll 16
             for (uint32_t i = 0; i < 16; i++) {
                 _mm512_storeu_si512(panel + (size_t)(e + i) * 64 + r, t[i]);
@@ -130,7 +99,7 @@ static inline void transpose_16(const char *rows, size_t stride, uint32_t n_elem
         for (uint32_t e = 0; e < n_elems; e += 32) {
             __m512i t[16];
             load_rows(rows + r * stride + 2 * (size_t)e, stride, t);
-            transpose_dwords(t);
+            neap_transpose_dwords(t);
 #pragma GCC unroll 16
             for (uint32_t i = 0; i < 16; i++) {
                 uint16_t *dst = panel + (size_t)(e + 2 * i) * 64 + r;

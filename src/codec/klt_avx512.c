@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "transpose_avx512.h"
+
 #define VL 16
 #define TV 4
 typedef __m512 vf;
@@ -100,37 +102,14 @@ static inline __attribute__((always_inline)) __m512 vf_lookup(const float *table
 }
 
 static inline void transpose_square(const float *x, size_t pitch, float *out) {
-    __m512i r[16], t[16];
+    __m512i r[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
         r[i] = _mm512_loadu_si512(x + (size_t)i * pitch);
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    /* Now lane l of r[4 j + i] is column 4 l + i of rows 4 j .. 4 j + 3. */
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        _mm512_storeu_si512(out + i * 64, _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88));
-        _mm512_storeu_si512(out + (i + 8) * 64, _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd));
-        _mm512_storeu_si512(out + (i + 4) * 64, _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88));
-        _mm512_storeu_si512(out + (i + 12) * 64, _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd));
-    }
+    neap_transpose_dwords(r);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++)
+        _mm512_storeu_si512(out + i * 64, r[i]);
 }
 
 /* neap_klt_unpack(), in one vector. */

@@ -7,6 +7,9 @@
  * chunks, after the files named. */
 #include "klt_problem.h"
 #include "neap.h"
+#ifndef NEAP_LIBFUZZER
+#include "fuzz_files.h"
+#endif
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -106,18 +109,8 @@ static void run_shape(uint8_t which, uint8_t rows) {
     klt_chunk_free(&problems[which], &chunk);
 }
 
-static void run_file(const char *path) {
-    static uint8_t bytes[1 << 20];
-    FILE *file = fopen(path, "rb");
-    CHECK(file);
-    const size_t len = fread(bytes, 1, sizeof bytes, file);
-    fclose(file);
-    LLVMFuzzerTestOneInput(bytes, len);
-}
-
 int main(int argc, char **argv) {
-    for (int i = 1; i < argc; i++)
-        run_file(argv[i]);
+    fuzz_files(argc, argv);
     static const uint8_t rows[] = {0, 1, 62, 63, 64, 99, 255};
     for (uint8_t which = 0; which < MODELS; which++)
         for (size_t i = 0; i < sizeof rows; i++)

@@ -6,6 +6,9 @@
  * damaged files, after the files named. */
 #include "klt_problem.h"
 #include "neap.h"
+#ifndef NEAP_LIBFUZZER
+#include "fuzz_files.h"
+#endif
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -125,18 +128,8 @@ static void run_shape(const klt_shape *shape) {
     klt_problem_free(&p);
 }
 
-static void run_file(const char *path) {
-    static uint8_t bytes[1 << 20];
-    FILE *file = fopen(path, "rb");
-    CHECK(file);
-    const size_t len = fread(bytes, 1, sizeof bytes, file);
-    fclose(file);
-    LLVMFuzzerTestOneInput(bytes, len);
-}
-
 int main(int argc, char **argv) {
-    for (int i = 1; i < argc; i++)
-        run_file(argv[i]);
+    fuzz_files(argc, argv);
     run_shape(&(klt_shape){2, 1, 2, 1, 8, 8, NEAP_KLT_ROPE_NEOX, 8, 1, 3, 1e-3, 20, true, false});
     run_shape(&(klt_shape){1, 2, 2, 1, 8, 8, NEAP_KLT_ROPE_NEOX, 8, 1, 2, 1e-3, 20, true, true});
     run_shape(

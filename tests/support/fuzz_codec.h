@@ -18,6 +18,9 @@
 #include <string.h>
 
 #include "check.h"
+#ifndef NEAP_LIBFUZZER
+#include "fuzz_files.h"
+#endif
 #include "neap.h"
 #include "codec.h"
 
@@ -130,18 +133,8 @@ static void run_shape(const uint8_t *choice, uint32_t *state) {
     release(&chunk);
 }
 
-static void run_file(const char *path) {
-    static uint8_t bytes[1 << 20];
-    FILE *file = fopen(path, "rb");
-    CHECK(file);
-    size_t len = fread(bytes, 1, sizeof bytes, file);
-    fclose(file);
-    LLVMFuzzerTestOneInput(bytes, len);
-}
-
 static int fuzz_main(int argc, char **argv) {
-    for (int i = 1; i < argc; i++)
-        run_file(argv[i]);
+    fuzz_files(argc, argv);
     static const uint8_t lengths[] = {0, 1, 3, 16, 63, 64, 65, 100, 128, 255};
     uint32_t state = 3;
     for (size_t n = 0; n < sizeof lengths; n++)
