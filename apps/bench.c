@@ -51,6 +51,22 @@ int neap_bench_option(int code, const char *value, neap_bench_options *options) 
     }
 }
 
+bool neap_bench_parse(const neap_command *command, const struct option *long_options, int argc,
+                      char **argv, int (*take)(void *ctx, int code, const char *value), void *ctx,
+                      int *ret_status) {
+    int code, status = 0;
+    while (!status && (code = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
+        if (neap_option_basic(command, code, argv, &status)) {
+            if (code == 'h') fputs(neap_bench_help, stdout);
+            *ret_status = neap_cli_finish(status);
+            return false;
+        }
+        status = take(ctx, code, optarg);
+    }
+    *ret_status = status;
+    return status == 0;
+}
+
 int neap_bench_default_models(neap_bench_options *options) {
     if (options->n_models) return 0;
     char cache[NEAP_PATH_MAX - 256], path[NEAP_PATH_MAX];

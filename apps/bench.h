@@ -31,6 +31,12 @@ extern const char neap_bench_help[];
 
 /* Takes one of the shared options; 0, the status of the error printed, or -1: not one of them. */
 int neap_bench_option(int code, const char *value, neap_bench_options *options);
+/* Parses the command line of a benchmark; take gets each option but the basic ones, and gives 0 or
+ * the status of the error printed. False: help or the version was printed, or an error: the command
+ * ends with *ret_status. Arguments follow from optind on. */
+bool neap_bench_parse(const neap_command *command, const struct option *long_options, int argc,
+                      char **argv, int (*take)(void *ctx, int code, const char *value), void *ctx,
+                      int *ret_status);
 /* Without --model: every model of the table that has been fetched. 0, or the status of the error.
  */
 int neap_bench_default_models(neap_bench_options *options);

@@ -405,40 +405,46 @@ static const neap_command command = {
 
 enum { OPT_CONTEXT = NEAP_OPT_BENCH, OPT_KERNEL };
 
+typedef struct attn_options {
+    neap_bench_options common;
+    long context;
+    bool only_kernel;
+} attn_options;
+
+static int take_option(void *ctx, int code, const char *value) {
+    attn_options *o = ctx;
+    switch (code) {
+    case OPT_CONTEXT:
+        return neap_option_number("--context", value, 512, 1 << 20, &o->context);
+    case OPT_KERNEL:
+        o->only_kernel = true;
+        return 0;
+    default:
+        return neap_bench_option(code, value, &o->common);
+    }
+}
+
 int neap_bench_attn(int argc, char **argv) {
     static const struct option long_options[] = {NEAP_OPTIONS_BASIC,
                                                  NEAP_OPTIONS_BENCH,
                                                  {"context", required_argument, NULL, OPT_CONTEXT},
                                                  {"kernel", no_argument, NULL, OPT_KERNEL},
                                                  {0}};
-    neap_bench_options options = {0};
-    long context = 0;
-    bool only_kernel = false;
-    int code, status;
-    while ((code = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
-        const bool done = neap_option_basic(&command, code, argv, &status);
-        if (done && code == 'h') fputs(neap_bench_help, stdout);
-        if (done) return neap_cli_finish(status);
-        if (code == OPT_CONTEXT) {
-            if ((status = neap_option_number("--context", optarg, 512, 1 << 20, &context)))
-                return status;
-        } else if (code == OPT_KERNEL) {
-            only_kernel = true;
-        } else if ((status = neap_bench_option(code, optarg, &options))) {
-            return status;
-        }
-    }
+    attn_options o = {0};
+    int status;
+    if (!neap_bench_parse(&command, long_options, argc, argv, take_option, &o, &status))
+        return status;
     if (optind < argc)
         return neap_cli_error(NEAP_EXIT_USAGE, "see neap bench attn --help",
                               "%s: one argument too many", argv[optind]);
-    if (context == 0) context = options.quick ? QUICK_CONTEXT : DEFAULT_CONTEXT;
-    if (!only_kernel && (status = neap_bench_default_models(&options))) return status;
-    if (!only_kernel && (status = neap_path_load_backend())) return status;
+    if (o.context == 0) o.context = o.common.quick ? QUICK_CONTEXT : DEFAULT_CONTEXT;
+    if (!o.only_kernel && (status = neap_bench_default_models(&o.common))) return status;
+    if (!o.only_kernel && (status = neap_path_load_backend())) return status;
     json_t *rows = json_array();
-    status = kernel_rows(&options, context, rows);
-    if (!status && !only_kernel) status = node_rows(&options, context, rows);
-    if (!status && !only_kernel) status = whole_rows(&options, context, rows);
-    if (!status && options.as_json)
+    status = kernel_rows(&o.common, o.context, rows);
+    if (!status && !o.only_kernel) status = node_rows(&o.common, o.context, rows);
+    if (!status && !o.only_kernel) status = whole_rows(&o.common, o.context, rows);
+    if (!status && o.common.as_json)
         return neap_cli_print_json(
             json_pack("{s:o, s:o}", "machine", neap_machine_json(), "rows", rows));
     json_decref(rows);

@@ -489,7 +489,8 @@ static const neap_command command = {
     "  --context N      tokens of the context (default 4096; 2048 with --quick)\n"
     "  --text FILE      the text (default: " DEFAULT_TEXT ")\n"};
 
-static int take_option(bench *b, int code, const char *value) {
+static int take_option(void *ctx, int code, const char *value) {
+    bench *b = ctx;
     switch (code) {
     case OPT_CONTEXT:
         return neap_option_number("--context", value, 64, 1000000, &b->context);
@@ -509,14 +510,10 @@ int neap_bench_codec(int argc, char **argv) {
                                                  {0}};
     bench *b = calloc(1, sizeof *b);
     if (!b) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
-    int code, status = 0;
-    while (!status && (code = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
-        if (neap_option_basic(&command, code, argv, &status)) {
-            if (code == 'h') fputs(neap_bench_help, stdout);
-            free(b);
-            return neap_cli_finish(status);
-        }
-        status = take_option(b, code, optarg);
+    int status;
+    if (!neap_bench_parse(&command, long_options, argc, argv, take_option, b, &status)) {
+        free(b);
+        return status;
     }
     if (!status && optind < argc)
         status = neap_cli_error(NEAP_EXIT_USAGE, "see neap bench codec --help",

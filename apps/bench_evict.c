@@ -388,6 +388,12 @@ static int default_model(bench *b) {
     return status;
 }
 
+static int take_option(void *ctx, int code, const char *value) {
+    bench *b = ctx;
+    return code == OPT_CONTEXT ? neap_option_number("--context", value, 256, 1000000, &b->context)
+                               : neap_bench_option(code, value, &b->options);
+}
+
 int neap_bench_evict(int argc, char **argv) {
     static const struct option long_options[] = {NEAP_OPTIONS_BASIC,
                                                  NEAP_OPTIONS_BENCH,
@@ -395,16 +401,10 @@ int neap_bench_evict(int argc, char **argv) {
                                                  {0}};
     bench *b = calloc(1, sizeof *b);
     if (!b) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
-    int code, status = 0;
-    while (!status && (code = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
-        if (neap_option_basic(&command, code, argv, &status)) {
-            if (code == 'h') fputs(neap_bench_help, stdout);
-            free(b);
-            return neap_cli_finish(status);
-        }
-        status = code == OPT_CONTEXT
-                     ? neap_option_number("--context", optarg, 256, 1000000, &b->context)
-                     : neap_bench_option(code, optarg, &b->options);
+    int status;
+    if (!neap_bench_parse(&command, long_options, argc, argv, take_option, b, &status)) {
+        free(b);
+        return status;
     }
     if (!status && optind < argc)
         status = neap_cli_error(NEAP_EXIT_USAGE, "see neap bench evict --help",

@@ -562,7 +562,8 @@ static const neap_command command = {
     "  --context N    tokens of the context (default 8192; 2048 with --quick)\n"
     "  --rounds N     rounds (default 10; 4 with --quick)\n"};
 
-static int take_option(bench *b, int code, const char *value) {
+static int take_option(void *ctx, int code, const char *value) {
+    bench *b = ctx;
     switch (code) {
     case OPT_CONTEXT:
         return neap_option_number("--context", value, 64, 1000000, &b->context);
@@ -580,14 +581,10 @@ int neap_bench_multitask(int argc, char **argv) {
                                                  {"rounds", required_argument, NULL, OPT_ROUNDS},
                                                  {0}};
     bench b = {0};
-    int code, status = 0;
-    while (!status && (code = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
-        const bool done = neap_option_basic(&command, code, argv, &status);
-        if (done && code == 'h') fputs(neap_bench_help, stdout);
-        if (done) return neap_cli_finish(status);
-        status = take_option(&b, code, optarg);
-    }
-    if (!status && (optind < argc || b.options.n_models > 1))
+    int status;
+    if (!neap_bench_parse(&command, long_options, argc, argv, take_option, &b, &status))
+        return status;
+    if (optind < argc || b.options.n_models > 1)
         status = neap_cli_error(NEAP_EXIT_USAGE, "see neap bench multitask --help",
                                 "%s: one argument too many",
                                 optind < argc ? argv[optind] : b.options.models[1]);

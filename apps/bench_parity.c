@@ -93,16 +93,16 @@ static const neap_command command = {
     "evicted, and without. --model may be given several times; default: all that are fetched.\n"
     "\n"};
 
+static int take_option(void *ctx, int code, const char *value) {
+    return neap_bench_option(code, value, ctx);
+}
+
 int neap_bench_parity(int argc, char **argv) {
     static const struct option long_options[] = {NEAP_OPTIONS_BASIC, NEAP_OPTIONS_BENCH, {0}};
     neap_bench_options options = {0};
-    int code, status;
-    while ((code = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
-        const bool done = neap_option_basic(&command, code, argv, &status);
-        if (done && code == 'h') fputs(neap_bench_help, stdout);
-        if (done) return neap_cli_finish(status);
-        if ((status = neap_bench_option(code, optarg, &options))) return status;
-    }
+    int status;
+    if (!neap_bench_parse(&command, long_options, argc, argv, take_option, &options, &status))
+        return status;
     if (optind < argc)
         return neap_cli_error(NEAP_EXIT_USAGE, "see neap bench parity --help",
                               "%s: one argument too many", argv[optind]);

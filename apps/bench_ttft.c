@@ -199,7 +199,8 @@ static const neap_command command = {
     "MODEL may also be qwen3-0.6b-shape or exaone-4.0-1.2b-shape: random weights, for time "
     "only.\n"};
 
-static int take_option(neap_ttft *b, int code, const char *value) {
+static int take_option(void *ctx, int code, const char *value) {
+    neap_ttft *b = ctx;
     switch (code) {
     case OPT_CONTEXT:
         return parse_contexts(b, value);
@@ -265,15 +266,11 @@ int neap_bench_ttft(int argc, char **argv) {
         {"only", required_argument, NULL, OPT_ONLY},
         {0}};
     neap_ttft b = {.codec = "q8"};
-    int code, status = parse_levels(&b, "0,25,50,75,100");
+    int status = parse_levels(&b, "0,25,50,75,100");
     if (!status) status = add_side(&b, "partial-offload", NULL);
     if (!status) status = add_side(&b, "partial-offload", "ggml");
-    while (!status && (code = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
-        const bool done = neap_option_basic(&command, code, argv, &status);
-        if (done && code == 'h') fputs(neap_bench_help, stdout);
-        if (done) return neap_cli_finish(status);
-        status = take_option(&b, code, optarg);
-    }
+    if (!status && !neap_bench_parse(&command, long_options, argc, argv, take_option, &b, &status))
+        return status;
     if (!status && (optind < argc || b.options.n_models > 1))
         status = neap_cli_error(NEAP_EXIT_USAGE, "see neap bench ttft --help",
                                 "%s: one argument too many",
