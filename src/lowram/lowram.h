@@ -33,6 +33,7 @@
 #include <stdint.h>
 
 #include "klt.h"
+#include "value.h"
 
 enum {
     NEAP_LOWRAM_LAYERS = 8, /* most layers of a group */
@@ -40,7 +41,6 @@ enum {
     NEAP_LOWRAM_COLUMNS = 8192,
     NEAP_LOWRAM_HEAD_DIM = NEAP_KLT_HEAD_DIM,
     NEAP_LOWRAM_HEADS = NEAP_KLT_HEADS,
-    NEAP_LOWRAM_HIDDEN = 4096, /* most units of a predictor's hidden layer */
     NEAP_LOWRAM_GROUPS = 1024, /* most groups of a fit */
     NEAP_LOWRAM_F16 = 16,      /* bits: not quantised; else 1 .. 8 */
 };
@@ -53,14 +53,12 @@ enum {
     NEAP_LOWRAM_RANDOMISED = 2, /* randomised SVD with shifted Cholesky-QR */
 };
 enum { NEAP_LOWRAM_WORST = 0, NEAP_LOWRAM_RANDOM = 1 }; /* whose residuals are kept */
-enum {
-    NEAP_LOWRAM_FROM_KEYS = 0,     /* values from the keys of their own layer and head */
-    NEAP_LOWRAM_FROM_PREVIOUS = 1, /* ... of the layer before (a group's first: of its own) */
-    NEAP_LOWRAM_FROM_ROW = 2,      /* from the group's row a */
+enum {                                                  /* what values are predicted from */
+       NEAP_LOWRAM_FROM_KEYS = 0,                       /* the keys of their own layer and head */
+       NEAP_LOWRAM_FROM_LAYER = 1, /* likewise, and the linear branch from all heads of the layer */
+       NEAP_LOWRAM_FROM_PREVIOUS = 2, /* those of the layer before (a group's first: its own) */
+       NEAP_LOWRAM_FROM_ROW = 3,      /* the group's row a */
 };
-
-typedef struct neap_value neap_value; /* value.h */
-typedef struct neap_value_options neap_value_options;
 
 typedef struct neap_lowram_options {
     double ratio; /* f16 bytes of the context over all bytes kept for it; above 1 */
@@ -69,16 +67,21 @@ typedef struct neap_lowram_options {
     uint32_t rank;                 /* 0: from the budget (eq. 11, 14) */
     double residual_share;         /* p, of the rows; negative: from the budget (eq. 13, 15) */
     uint32_t a_bits, b_bits, residual_bits; /* 1 .. 8 or NEAP_LOWRAM_F16 */
-    double hidden_factor;  /* gamma: hidden units of a predictor over its inputs; 0: linear */
+    double hidden_factor;  /* gamma: hidden units of a predictor over its inputs; 0: only linear */
     uint32_t first_exact;  /* rows of positions below this are kept exactly */
     bool not_centred;      /* as in the paper: the mean is zero */
     bool shared_predictor; /* one for all KV heads of a layer */
     int factorisation, residuals, source; /* NEAP_LOWRAM_AUTO, _WORST, _FROM_KEYS ... */
     uint64_t seed;                        /* of the random turns */
-    const neap_value_options *values;     /* NULL: value.h's defaults */
-    /* Where the fit of a predictor starts; NULL, or where it returns NULL: value.h's own start. */
-    const neap_value *(*start)(void *ctx, uint32_t layer, uint32_t head);
+    const neap_value_options *values;     /* NULL: the defaults of NEAP_VALUE_RIDGE */
+    /* May change the fit of one predictor: its options, and the predictor (of its shape, all zero)
+     * that it starts from. NULL: no. */
+    void (*start)(void *ctx, uint32_t layer, uint32_t head, neap_value_options *inout_options,
+                  neap_value *io);
     void *start_ctx;
+    /* The fit looks at no more rows than about this many, whole chunks, evenly spread; 0: at all.
+     */
+    uint32_t sample_rows;
 } neap_lowram_options;
 
 /* The paper's: g = 4, A 4 bit, residuals 2 bit, B f16, gamma = 1; keys centred, 4 rows exact. */
