@@ -66,8 +66,9 @@ size_t neap_turbo_row_bytes(uint32_t bits, uint32_t n) {
     return bits > NEAP_TURBO_BITS ? (size_t)n * 2 : 2 + ((size_t)n * bits + 7) / 8;
 }
 
+/* NaN is 0. */
 static uint16_t f16_within(float x) {
-    return neap_f16_of_f32(x > F16_MAX ? F16_MAX : x < -F16_MAX ? -F16_MAX : x);
+    return neap_f16_of_f32(x >= -F16_MAX ? fminf(x, F16_MAX) : x < 0 ? -F16_MAX : 0);
 }
 
 static void put_half(uint8_t *dst, float x) {

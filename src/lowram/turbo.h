@@ -22,7 +22,7 @@ void neap_turbo_init(neap_turbo *turbo, uint32_t bits);
 /* A row of n elements: codes from the lowest bit of a byte up, after the scale, an f16; or n f16.
  */
 size_t neap_turbo_row_bytes(uint32_t bits, uint32_t n);
-/* Elements finite; beyond f16's range they, or the scale, are brought to its ends. */
+/* Elements beyond f16's range, or such a scale, are brought to its ends; what is no number is 0. */
 void neap_turbo_encode(const neap_turbo *turbo, const float *row, uint32_t n, uint8_t *dst);
 /* Any bytes: the scale may be infinite or NaN; returns 0 then, else 1. */
 int neap_turbo_decode(const neap_turbo *turbo, const uint8_t *src, uint32_t n, float *ret_row);
