@@ -59,23 +59,29 @@ void neap_rope_table(const neap_klt_rope *rope, int32_t position, float *table) 
     }
 }
 
-static void turn_back(const neap_klt_rope *rope, const float *table, float factor, float *head) {
+/* By the angles of the table times direction, 1 or -1. */
+static void turn(const neap_klt_rope *rope, const float *table, float factor, float direction,
+                 float *head) {
     const uint32_t half = rope->n_dims / 2;
     const uint32_t apart = rope->mode == NEAP_KLT_ROPE_NEOX ? half : 1;
     const uint32_t step = rope->mode == NEAP_KLT_ROPE_NEOX ? 1 : 2;
     for (uint32_t pair = 0; pair < half; pair++) {
         float *x = head + pair * step;
-        const float c = table[2 * pair] * factor, s = table[2 * pair + 1] * factor;
+        const float c = table[2 * pair] * factor, s = table[2 * pair + 1] * factor * direction;
         const float x0 = x[0], x1 = x[apart];
-        x[0] = x0 * c + x1 * s;
-        x[apart] = x1 * c - x0 * s;
+        x[0] = x0 * c - x1 * s;
+        x[apart] = x1 * c + x0 * s;
     }
 }
 
+void neap_rope_turn(const neap_klt_rope *rope, const float *table, float *head) {
+    turn(rope, table, rope->magnitude, 1, head);
+}
+
 void neap_rope_unturn(const neap_klt_rope *rope, const float *table, float *head) {
-    turn_back(rope, table, 1 / rope->magnitude, head);
+    turn(rope, table, 1 / rope->magnitude, -1, head);
 }
 
 void neap_rope_transpose(const neap_klt_rope *rope, const float *table, float *head) {
-    turn_back(rope, table, rope->magnitude, head);
+    turn(rope, table, rope->magnitude, -1, head);
 }

@@ -22,6 +22,8 @@ int neap_rope_fold(const neap_rope *rope, uint32_t head_dim, neap_klt_rope *ret_
 
 /* Cosine and sine of each pair at a position, without the magnitude: table[n_dims]. */
 void neap_rope_table(const neap_klt_rope *rope, int32_t position, float *table);
+/* To what the cache holds, from the head before RoPE. */
+void neap_rope_turn(const neap_klt_rope *rope, const float *table, float *head);
 /* From what the cache holds to the head before RoPE, and the transpose of turning it (for a query:
  * the inner product of the result with a key before RoPE is the score). */
 void neap_rope_unturn(const neap_klt_rope *rope, const float *table, float *head);

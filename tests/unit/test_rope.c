@@ -1,4 +1,4 @@
-/* test_rope.c - RoPE as ggml turns heads is undone, for every kind of parameters. */
+/* test_rope.c - RoPE as ggml turns heads is undone and done, for every kind of parameters. */
 #include <errno.h>
 #include <math.h>
 #include <string.h>
@@ -55,6 +55,11 @@ static void undo(const neap_rope *r, int32_t position, float limit) {
     neap_rope_unturn(&folded, table, head);
     for (int i = 0; i < HEAD; i++)
         CHECK(fabsf(head[i] - was[i]) < limit);
+    if (r->n_dims) turn(r, position, was);
+    neap_rope_turn(&folded, table, head);
+    for (int i = 0; i < HEAD; i++)
+        CHECK(fabsf(head[i] - was[i]) < 2 * folded.magnitude * limit);
+    neap_rope_unturn(&folded, table, was);
     neap_rope_transpose(&folded, table, query);
     CHECK(fabsf(inner(query, was) - score) < 8 * limit);
 }
