@@ -1,0 +1,132 @@
+/* value_adam.c - the gradient of the error by all parameters, and Adam (Kingma and Ba) with it. */
+#include <cblas.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "value_int.h"
+
+size_t neap_value_scratch(const neap_value_shape *shape) {
+    return (size_t)NEAP_VALUE_BLOCK * (2 * shape->hidden + shape->dv);
+}
+
+/* error[n][dv] = f(keys) - values. */
+static void errors_of(const neap_value *value, const neap_value_rows *rows, const float *hidden,
+                      float *error) {
+    const neap_value_shape *s = &value->shape;
+    const int n = (int)rows->n, dv = (int)s->dv;
+    for (size_t i = 0; i < rows->n; i++)
+        for (size_t j = 0; j < s->dv; j++)
+            error[i * s->dv + j] = value->b2[j] - rows->v[i * s->dv + j];
+    if (s->d_lin)
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, dv, (int)s->d_lin, 1, rows->k,
+                    (int)s->row, value->wlin, dv, 1, error, dv);
+    if (s->hidden)
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, dv, (int)s->hidden, 1, hidden,
+                    (int)s->hidden, value->w2, dv, 1, error, dv);
+}
+
+/* Adds a block's part, over scale, to the gradient. */
+static double add_block(const neap_value *value, const neap_value_rows *rows, float scale,
+                        float *scratch, neap_value *gradient) {
+    const neap_value_shape *s = &value->shape;
+    const int n = (int)rows->n, dv = (int)s->dv, hidden = (int)s->hidden;
+    float *h = scratch, *back = h + rows->n * s->hidden, *error = back + rows->n * s->hidden;
+    double sum = 0;
+    neap_value_hidden(value, rows->k, rows->n, h, s->hidden);
+    errors_of(value, rows, h, error);
+    for (size_t i = 0; i < rows->n; i++)
+        for (size_t j = 0; j < s->dv; j++) {
+            const float e = error[i * s->dv + j];
+            sum += (double)(e * e);
+            gradient->b2[j] += scale * e;
+        }
+    if (s->d_lin)
+        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)s->d_lin, dv, n, scale, rows->k,
+                    (int)s->row, error, dv, 1, gradient->wlin, dv);
+    if (hidden == 0) return sum;
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, hidden, dv, n, scale, h, hidden, error, dv,
+                1, gradient->w2, dv);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, hidden, dv, scale, error, dv, value->w2,
+                dv, 0, back, hidden);
+    for (size_t i = 0; i < rows->n; i++)
+        for (size_t j = 0; j < s->hidden; j++) {
+            float *b = &back[i * s->hidden + j];
+            *b = h[i * s->hidden + j] > 0 ? *b : 0;
+            gradient->b1[j] += *b;
+        }
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, hidden, (int)s->dk, n, 1, back, hidden,
+                rows->k + s->first, (int)s->row, 1, gradient->w1, (int)s->dk);
+    return sum;
+}
+
+double neap_value_gradient(const neap_value *value, const neap_value_rows *rows, float *scratch,
+                           float *ret_gradient) {
+    const neap_value_shape *s = &value->shape;
+    const ptrdiff_t b1 = value->b1 - value->w1, w2 = value->w2 - value->w1;
+    neap_value gradient = {.shape = *s,
+                           .w1 = ret_gradient,
+                           .b1 = ret_gradient + b1,
+                           .w2 = ret_gradient + w2,
+                           .b2 = ret_gradient + (value->b2 - value->w1),
+                           .wlin = ret_gradient + (value->wlin - value->w1)};
+    double sum = 0;
+    memset(ret_gradient, 0, neap_value_n_params(s) * sizeof *ret_gradient);
+    for (size_t at = 0; at < rows->n; at += NEAP_VALUE_BLOCK) {
+        const size_t left = rows->n - at;
+        const neap_value_rows block = {rows->k + at * s->row, rows->v + at * s->dv,
+                                       left < NEAP_VALUE_BLOCK ? left : NEAP_VALUE_BLOCK};
+        sum += add_block(value, &block, 2 / (float)rows->n, scratch, &gradient);
+    }
+    return sum / (double)rows->n;
+}
+
+/* ---- Adam ---- */
+
+int neap_value_adam_init(neap_value_adam *adam, size_t n, double rate, double decay) {
+    float *m = calloc(2 * n, sizeof *m);
+    if (!m) return -ENOMEM;
+    *adam = (neap_value_adam){.m = m, .v = m + n, .n = n, .rate = rate, .decay = decay};
+    return 0;
+}
+
+void neap_value_adam_restart(neap_value_adam *adam) {
+    memset(adam->m, 0, 2 * adam->n * sizeof *adam->m);
+    adam->step = 0;
+}
+
+void neap_value_adam_fini(neap_value_adam *adam) {
+    free(adam->m);
+    *adam = (neap_value_adam){0};
+}
+
+void neap_value_adam_step(neap_value_adam *adam, const float *gradient, float *params) {
+    const float beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f;
+    adam->step++;
+    const float rate = (float)(adam->rate / (1 - pow(0.9, adam->step)));
+    const float root = (float)(1 / sqrt(1 - pow(0.999, adam->step)));
+    const float keep = (float)(1 - adam->rate * adam->decay);
+    for (size_t i = 0; i < adam->n; i++) {
+        const float g = gradient[i];
+        adam->m[i] = beta1 * adam->m[i] + (1 - beta1) * g;
+        adam->v[i] = beta2 * adam->v[i] + (1 - beta2) * g * g;
+        params[i] = params[i] * keep - rate * adam->m[i] / (sqrtf(adam->v[i]) * root + epsilon);
+    }
+}
+
+int neap_value_fit_adam(const neap_value_rows *rows, const neap_value_options *options,
+                        neap_value *io) {
+    const size_t n_all = neap_value_n_params(&io->shape);
+    const size_t n = options->fix_linear ? (size_t)(io->wlin - io->w1) : n_all;
+    neap_value_adam adam = {0};
+    float *scratch = malloc((n_all + neap_value_scratch(&io->shape)) * sizeof *scratch);
+    int err = scratch ? neap_value_adam_init(&adam, n, options->rate, 0) : -ENOMEM;
+    for (uint32_t step = 0; step < options->steps && !err; step++) {
+        neap_value_gradient(io, rows, scratch + n_all, scratch);
+        neap_value_adam_step(&adam, scratch, io->w1);
+    }
+    neap_value_adam_fini(&adam);
+    free(scratch);
+    return err;
+}
