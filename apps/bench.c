@@ -16,6 +16,7 @@ static const struct {
     {"ttft", neap_bench_ttft, "time to first token after an eviction, against partial-offload"},
     {"evict", neap_bench_evict, "how fast memory is given back, against memcpy"},
     {"codec", neap_bench_codec, "size and speed of the codecs on a model's KV cache"},
+    {"values", neap_bench_values, "fits of LowRAM's value predictors, what they explain and cost"},
     {"multitask", neap_bench_multitask, "who survives beside a program that takes memory"},
 };
 static const char *const later[] = {"fidelity", "decode"};

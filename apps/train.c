@@ -5,12 +5,12 @@
  * and emptied. Then come the bases of each profile and one model file for each ratio. */
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "capture_file.h"
 #include "cli.h"
 #include "clock.h"
 #include "geometry.h"
@@ -19,6 +19,7 @@
 #include "server_client.h"
 #include "textfile.h"
 #include "train.h"
+#include "train_lowram.h"
 
 #define CONTEXT_TOKENS 4096u
 #define CONTEXT_TOKENS_MIN 512u
@@ -50,9 +51,10 @@ typedef struct session {
     double ratios[RATIOS_MAX];
     size_t n_ratios; /* 0: each profile's own */
     neap_trainer *trainer;
+    neap_predictors *predictors;
     double share; /* of the bar that is done, and of the step at hand */
     double step_share;
-    json_t *files;
+    json_t *files, *lowram; /* NULL: nothing was learned */
 } session;
 
 static int no_memory(void) {
@@ -97,20 +99,13 @@ static int add_own_texts(session *s) {
 
 /* ---- capturing ---- */
 
-/* What the backend has written since the last call, and the file empty again. */
+/* Takes in what the backend has written since the last call. */
 static int take_capture(session *s) {
-    struct stat info;
-    int err = fstat(s->capture, &info) == 0 ? 0 : -errno;
-    const size_t size = err ? 0 : (size_t)info.st_size;
-    uint8_t *bytes = size ? malloc(size) : NULL;
-    if (!err && size && !bytes) err = -ENOMEM;
-    for (size_t at = 0; at < size && !err;) {
-        const ssize_t n = pread(s->capture, bytes + at, size - at, (off_t)at);
-        err = n > 0 ? 0 : n == 0 ? -EIO : -errno;
-        at += err ? 0 : (size_t)n;
-    }
-    if (!err && ftruncate(s->capture, 0) != 0) err = -errno;
+    uint8_t *bytes = NULL;
+    size_t size = 0;
+    int err = neap_capture_take(s->capture, &bytes, &size);
     if (!err && size) err = neap_trainer_add(s->trainer, bytes, size);
+    if (!err && size) err = neap_predictors_add(s->predictors, s->trainer);
     free(bytes);
     if (!err) return 0;
     return neap_cli_error(NEAP_EXIT_FAILED, NULL, "the cache of %s: %s", neap_model_label(s->model),
@@ -149,34 +144,21 @@ static int read_text(session *s, neap_server *server, size_t at) {
     return status;
 }
 
-/* The backend opens the file by this process's descriptor: it goes with the two of them, however
- * they end. */
-static int open_capture(session *s) {
-    char path[NEAP_PATH_MAX];
-    snprintf(path, sizeof path, "%s/capture-%d", s->folder, (int)getpid());
-    s->capture = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (s->capture < 0)
-        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", path, neap_strerror(-errno));
-    unlink(path);
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)getpid(), s->capture);
-    return setenv("NEAP_CAPTURE", path, 1) == 0 ? 0 : no_memory();
-}
-
 static int read_texts(session *s) {
     const neap_server_options options = {.model_path = s->model_path,
                                          .n_ctx = N_CTX,
                                          .threads = neap_option_threads(),
                                          .codec = "none"};
     neap_server *server = NULL;
-    int status = open_capture(s);
-    if (status) return status;
-    s->step_share = 0.8;
+    int status = neap_capture_begin(s->folder, &s->capture);
+    if (status)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", s->folder, neap_strerror(status));
+    s->step_share = 0.5;
     status = neap_server_start(&options, &server);
     for (size_t i = 0; i < s->n_texts && !status; i++)
         status = read_text(s, server, i);
     neap_server_stop(server);
-    unsetenv("NEAP_CAPTURE");
-    close(s->capture);
+    neap_capture_end(s->capture);
     s->share = s->step_share;
     return status;
 }
@@ -254,10 +236,11 @@ static json_t *document(const session *s, double seconds) {
     char digest[32];
     const neap_trainer_info info = neap_trainer_tell(s->trainer);
     snprintf(digest, sizeof digest, "%016llx", (unsigned long long)s->geometry.digest);
-    return json_pack(
-        "{s:s, s:s, s:I, s:i, s:i, s:b, s:f, s:O}", "model", neap_model_label(s->model), "digest",
-        digest, "tokens", (json_int_t)info.n_tokens, "layers", (int)info.n_layers, "layers_left",
-        (int)info.n_left, "weighed", info.has_grams ? 1 : 0, "seconds", seconds, "files", s->files);
+    return json_pack("{s:s, s:s, s:I, s:i, s:i, s:b, s:f, s:O, s:O*}", "model",
+                     neap_model_label(s->model), "digest", digest, "tokens",
+                     (json_int_t)info.n_tokens, "layers", (int)info.n_layers, "layers_left",
+                     (int)info.n_left, "weighed", info.has_grams ? 1 : 0, "seconds", seconds,
+                     "files", s->files, "lowram", s->lowram);
 }
 
 static void print_table(const session *s, double seconds) {
@@ -281,6 +264,7 @@ static void print_table(const session *s, double seconds) {
                neap_cli_size((uint64_t)json_integer_value(json_object_get(file, "bytes"))),
                json_string_value(json_object_get(file, "path")));
     }
+    if (s->lowram) neap_train_lowram_print(s->lowram);
 }
 
 /* ---- command ---- */
@@ -301,10 +285,16 @@ static int run(session *s) {
     const uint64_t began = neap_clock_ns();
     int status = s->n_texts ? 0 : add_own_texts(s);
     if (!status) status = locate(s);
-    if (!status && neap_trainer_create(&s->trainer) != 0) status = no_memory();
+    if (!status &&
+        (neap_trainer_create(&s->trainer) != 0 || neap_predictors_create(&s->predictors) != 0))
+        status = no_memory();
     if (status) return status;
     neap_progress_start("train");
     status = read_texts(s);
+    if (!status)
+        status = neap_train_lowram(s->predictors, s->folder, neap_model_label(s->model),
+                                   s->geometry.digest, s->share, 0.3, &s->lowram);
+    s->share += 0.3;
     if (!status) status = make_profiles(s);
     neap_progress_stop();
     if (status) return status;
@@ -398,7 +388,9 @@ int neap_cmd_train(int argc, char **argv) {
     for (size_t i = 0; i < s->n_texts; i++)
         free(s->texts[i]);
     neap_trainer_free(s->trainer);
+    neap_predictors_free(s->predictors);
     json_decref(s->files);
+    json_decref(s->lowram);
     free(s);
     return status;
 }

@@ -13,13 +13,17 @@
  *                          f32 residual[n_queries]                 squared length of what the
  *                              attention's output is added to; 0: not known
  *
- * A layer's record comes before its first tokens. */
+ *   NEAP_CAPTURE_PROJECTIONS  neap_capture_projections
+ *                        f32 w_k[n_kv_heads * head_k][n_inputs]
+ *                        f32 w_v[n_kv_heads * head_v][n_inputs]
+ *
+ * A layer's record comes before its first tokens, that of its projections right after it. */
 #ifndef NEAP_FMT_CAPTURE_H
 #define NEAP_FMT_CAPTURE_H
 
 #include <stdint.h>
 
-enum { NEAP_CAPTURE_LAYER = 1, NEAP_CAPTURE_TOKENS = 2 };
+enum { NEAP_CAPTURE_LAYER = 1, NEAP_CAPTURE_TOKENS = 2, NEAP_CAPTURE_PROJECTIONS = 3 };
 enum { NEAP_CAPTURE_Q_STEP = 16 };
 
 typedef struct neap_capture_head {
@@ -37,6 +41,12 @@ typedef struct neap_capture_layer {
     uint32_t n_freq_factors;
     uint32_t n_grams; /* n_heads: W_O' W_O of each head's columns; 0: W_O was not found */
 } neap_capture_layer;
+
+/* The weights that keys and values are made with from the same inputs, before biases and RoPE. */
+typedef struct neap_capture_projections {
+    uint32_t n_inputs;     /* 0: not found; no weights follow */
+    uint32_t has_key_norm; /* 1: between these weights and the keys lies a norm */
+} neap_capture_projections;
 
 typedef struct neap_capture_tokens {
     uint32_t n_tokens, n_queries;

@@ -92,6 +92,30 @@ neap_value_options neap_value_defaults(int method);
 int neap_value_fit(const float *keys, const float *values, size_t n,
                    const neap_value_options *options, neap_value *io);
 
+/* ---- starts, learned offline ---- */
+
+/* A context; many of them make a start. A warm start is a fit to the tokens of all. */
+typedef struct neap_value_task {
+    const float *keys, *values;
+    size_t n;
+} neap_value_task;
+
+typedef struct neap_value_meta_options {
+    uint32_t inner_steps; /* Adam's, in a context; as many as will be taken from the start */
+    double inner_rate;
+    uint32_t updates;  /* AdamW's, of the start, ... */
+    uint32_t contexts; /* ... each by the mean gradient after the inner steps of so many */
+    double rate, decay;
+} neap_value_meta_options;
+/* LowRAM's table 12; its number of updates is not known. */
+neap_value_meta_options neap_value_meta_defaults(void);
+
+/* First-order MAML (Appendix E): moves the predictor to where a few steps of Adam lead to the
+ * least error in each of the tasks, which are taken in turn. Fits from it must use norm, too.
+ * Fails: as neap_value_fit. */
+int neap_value_meta(const neap_value_task *tasks, size_t n_tasks, const neap_value_norm *norm,
+                    const neap_value_meta_options *options, neap_value *io);
+
 /* Wlin = pinv(W_K) W_V, from W_K' W_K [d_lin][d_lin] and W_K' W_V [d_lin][dv] of the model's
  * projections (k = W_K' x): the best linear prediction for inputs x without correlation. ret_wlin:
  * [d_lin][dv]. Fails: -EDOM (not finite); -ENOMEM. */

@@ -1,7 +1,6 @@
-/* value_adam.c - the gradient of the error by all parameters, and Adam (Kingma and Ba) with it. */
+/* value_adam.c - the gradient of the error by all parameters, and Adam with it. */
 #include <cblas.h>
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,51 +81,20 @@ double neap_value_gradient(const neap_value *value, const neap_value_rows *rows,
     return sum / (double)rows->n;
 }
 
-/* ---- Adam ---- */
-
-int neap_value_adam_init(neap_value_adam *adam, size_t n, double rate, double decay) {
-    float *m = calloc(2 * n, sizeof *m);
-    if (!m) return -ENOMEM;
-    *adam = (neap_value_adam){.m = m, .v = m + n, .n = n, .rate = rate, .decay = decay};
-    return 0;
-}
-
-void neap_value_adam_restart(neap_value_adam *adam) {
-    memset(adam->m, 0, 2 * adam->n * sizeof *adam->m);
-    adam->step = 0;
-}
-
-void neap_value_adam_fini(neap_value_adam *adam) {
-    free(adam->m);
-    *adam = (neap_value_adam){0};
-}
-
-void neap_value_adam_step(neap_value_adam *adam, const float *gradient, float *params) {
-    const float beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f;
-    adam->step++;
-    const float rate = (float)(adam->rate / (1 - pow(0.9, adam->step)));
-    const float root = (float)(1 / sqrt(1 - pow(0.999, adam->step)));
-    const float keep = (float)(1 - adam->rate * adam->decay);
-    for (size_t i = 0; i < adam->n; i++) {
-        const float g = gradient[i];
-        adam->m[i] = beta1 * adam->m[i] + (1 - beta1) * g;
-        adam->v[i] = beta2 * adam->v[i] + (1 - beta2) * g * g;
-        params[i] = params[i] * keep - rate * adam->m[i] / (sqrtf(adam->v[i]) * root + epsilon);
-    }
-}
+/* ---- the fit ---- */
 
 int neap_value_fit_adam(const neap_value_rows *rows, const neap_value_options *options,
                         neap_value *io) {
     const size_t n_all = neap_value_n_params(&io->shape);
     const size_t n = options->fix_linear ? (size_t)(io->wlin - io->w1) : n_all;
-    neap_value_adam adam = {0};
+    neap_adam adam = {0};
     float *scratch = malloc((n_all + neap_value_scratch(&io->shape)) * sizeof *scratch);
-    int err = scratch ? neap_value_adam_init(&adam, n, options->rate, 0) : -ENOMEM;
+    int err = scratch ? neap_adam_init(&adam, n, options->rate, 0) : -ENOMEM;
     for (uint32_t step = 0; step < options->steps && !err; step++) {
         neap_value_gradient(io, rows, scratch + n_all, scratch);
-        neap_value_adam_step(&adam, scratch, io->w1);
+        neap_adam_step(&adam, scratch, io->w1);
     }
-    neap_value_adam_fini(&adam);
+    neap_adam_fini(&adam);
     free(scratch);
     return err;
 }

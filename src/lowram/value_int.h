@@ -3,6 +3,7 @@
 #ifndef NEAP_LOWRAM_VALUE_INT_H
 #define NEAP_LOWRAM_VALUE_INT_H
 
+#include "adam.h"
 #include "value.h"
 
 enum { NEAP_VALUE_BLOCK = 1024 }; /* rows at once: what a block computes stays in the cache */
@@ -36,16 +37,6 @@ size_t neap_value_scratch(const neap_value_shape *shape);
 double neap_value_gradient(const neap_value *value, const neap_value_rows *rows, float *scratch,
                            float *ret_gradient);
 
-typedef struct neap_value_adam {
-    float *m, *v; /* first and second moments, zero before the first step */
-    size_t n;
-    uint32_t step;
-    double rate, decay; /* decay: of the weights, as AdamW does; 0: Adam */
-} neap_value_adam;
-int neap_value_adam_init(neap_value_adam *adam, size_t n, double rate, double decay);
-void neap_value_adam_restart(neap_value_adam *adam);
-void neap_value_adam_fini(neap_value_adam *adam);
-void neap_value_adam_step(neap_value_adam *adam, const float *gradient, float *params);
 int neap_value_fit_adam(const neap_value_rows *rows, const neap_value_options *options,
                         neap_value *io);
 

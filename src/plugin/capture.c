@@ -1,6 +1,7 @@
 /* capture.c - writes what calibration needs to a file: keys and values as they come into the cache,
- * queries, RoPE's parameters, and how the output projection weighs errors of the values
- * (fmt/capture.h). On only with NEAP_CAPTURE=FILE, which `neap train` sets.
+ * queries, RoPE's parameters, how the output projection weighs errors of the values, and the
+ * projections that make keys and values (fmt/capture.h). On only with NEAP_CAPTURE=FILE, which
+ * `neap train` sets.
  *
  * A layer's records are written right before its attention is computed: its queries are still there
  * and its cells have been filled. The graph is cut there (graph.c).
@@ -108,7 +109,23 @@ static const struct ggml_tensor *residual_of(const struct ggml_cgraph *graph, in
     return NULL;
 }
 
-/* ---- the output projection's Gram matrices ---- */
+/* The product with a weight of n_rows that made these rows; NULL: not found. *ret_norm: a norm
+ * comes after it. */
+static const struct ggml_tensor *product_before(const struct ggml_tensor *rows, int64_t n_rows,
+                                                bool *ret_norm) {
+    *ret_norm = false;
+    for (int depth = 0; rows != NULL && depth < 12; depth++) {
+        const neap_op op = neap_host_op(rows->op);
+        if (op == NEAP_OP_MUL_MAT) {
+            return rows->src[0]->ne[1] == n_rows && rows->src[0]->ne[2] == 1 ? rows : NULL;
+        }
+        *ret_norm = *ret_norm || op == NEAP_OP_RMS_NORM;
+        rows = rows->src[0];
+    }
+    return NULL;
+}
+
+/* ---- weights ---- */
 
 /* The tensor's bytes as in its file: in memory they may be repacked. malloc'd; NULL: not to be
  * had. */
@@ -131,6 +148,22 @@ static void *file_bytes(const struct ggml_tensor *tensor) {
     return bytes;
 }
 
+/* Row r of a weight whose bytes are as in its file. */
+static void plain_row(const struct ggml_tensor *w, const char *bytes, int64_t r, float *row) {
+    const size_t row_bytes = neap_host_fn.row_size(w->type, w->ne[0]);
+    if (w->type == GGML_TYPE_F32) {
+        memcpy(row, bytes + (size_t)r * row_bytes, row_bytes);
+    } else {
+        neap_host_fn.get_type_traits(w->type)->to_float(bytes + (size_t)r * row_bytes, row,
+                                                        w->ne[0]);
+    }
+}
+
+static bool has_plain_form(const struct ggml_tensor *w) {
+    const struct ggml_type_traits *traits = neap_host_fn.get_type_traits(w->type);
+    return traits != NULL && (w->type == GGML_TYPE_F32 || traits->to_float != NULL);
+}
+
 /* gram[h] += w[h]' w[h] of one row of W_O, the lower triangle. */
 static void add_row(float *gram, const float *row, size_t n_heads, size_t width) {
     for (size_t h = 0; h < n_heads; h++) {
@@ -146,9 +179,7 @@ static void add_row(float *gram, const float *row, size_t n_heads, size_t width)
 
 /* [n_heads][width][width], malloc'd; NULL: W_O is not there or has no plain form. */
 static float *grams_of(const struct ggml_tensor *w, size_t n_heads, size_t width) {
-    const struct ggml_type_traits *traits =
-        w != NULL ? neap_host_fn.get_type_traits(w->type) : NULL;
-    if (traits == NULL || (w->type != GGML_TYPE_F32 && traits->to_float == NULL)) {
+    if (w == NULL || !has_plain_form(w)) {
         return NULL;
     }
     char *bytes = file_bytes(w);
@@ -158,13 +189,8 @@ static float *grams_of(const struct ggml_tensor *w, size_t n_heads, size_t width
         free(gram);
         gram = NULL;
     }
-    size_t row_bytes = neap_host_fn.row_size(w->type, w->ne[0]);
     for (int64_t r = 0; gram != NULL && r < w->ne[1]; r++) {
-        if (w->type == GGML_TYPE_F32) {
-            memcpy(row, bytes + (size_t)r * row_bytes, row_bytes);
-        } else {
-            traits->to_float(bytes + (size_t)r * row_bytes, row, w->ne[0]);
-        }
+        plain_row(w, bytes, r, row);
         add_row(gram, row, n_heads, width);
     }
     for (size_t h = 0; gram != NULL && h < n_heads; h++) {
@@ -177,6 +203,17 @@ static float *grams_of(const struct ggml_tensor *w, size_t n_heads, size_t width
     free(row);
     free(bytes);
     return gram;
+}
+
+/* [w->ne[1]][w->ne[0]], malloc'd; NULL: it is not there or has no plain form. */
+static float *plain_weight(const struct ggml_tensor *w) {
+    char *bytes = has_plain_form(w) ? file_bytes(w) : NULL;
+    float *rows = bytes != NULL ? malloc((size_t)(w->ne[0] * w->ne[1]) * sizeof *rows) : NULL;
+    for (int64_t r = 0; rows != NULL && r < w->ne[1]; r++) {
+        plain_row(w, bytes, r, rows + r * w->ne[0]);
+    }
+    free(bytes);
+    return rows;
 }
 
 /* ---- records ---- */
@@ -226,6 +263,35 @@ static void put_layer(const struct ggml_cgraph *graph, int at, neap_layer_cache 
     }
     free(grams);
     cache->captured = true;
+}
+
+/* From the SET_ROWS that filled the planes; either may be NULL. */
+static void put_projections(const neap_layer_cache *cache, const struct ggml_tensor *k_writer,
+                            const struct ggml_tensor *v_writer) {
+    bool k_norm = false, v_norm = false;
+    const struct ggml_tensor *k = NULL, *v = NULL;
+    float *w_k = NULL, *w_v = NULL;
+    if (k_writer != NULL && v_writer != NULL) {
+        k = product_before(k_writer->src[0], cache->planes[0]->ne[0], &k_norm);
+        v = product_before(v_writer->src[0], cache->planes[1]->ne[0], &v_norm);
+    }
+    if (k != NULL && v != NULL && k->src[1] == v->src[1] && !v_norm) {
+        w_k = plain_weight(k->src[0]);
+        w_v = plain_weight(v->src[0]);
+    }
+    const bool found = w_k != NULL && w_v != NULL;
+    const neap_capture_projections head = {.n_inputs = found ? (uint32_t)k->src[0]->ne[0] : 0,
+                                           .has_key_norm = k_norm};
+    const size_t k_bytes = found ? (size_t)(k->src[0]->ne[0] * k->src[0]->ne[1]) * sizeof *w_k : 0;
+    const size_t v_bytes = found ? (size_t)(v->src[0]->ne[0] * v->src[0]->ne[1]) * sizeof *w_v : 0;
+    put_head(NEAP_CAPTURE_PROJECTIONS, cache->layer, sizeof head + k_bytes + v_bytes);
+    put(&head, sizeof head);
+    if (found) {
+        put(w_k, k_bytes);
+        put(w_v, v_bytes);
+    }
+    free(w_k);
+    free(w_v);
 }
 
 static void put_rows(const struct ggml_tensor *root, const int64_t *cells, int64_t n) {
@@ -305,6 +371,7 @@ int neap_capture_attention(const struct ggml_cgraph *graph, int at) {
     }
     if (!k->owner->captured) {
         put_layer(graph, at, k->owner, neap_rope_before(writer->src[0]));
+        put_projections(k->owner, writer, writer_of(graph, at, v->tensor));
     }
     put_tokens(q, residual_of(graph, at), k->owner, cells, n);
     if (fflush(out) != 0 || ferror(out)) {

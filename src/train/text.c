@@ -6,7 +6,7 @@
 #include "neap.h"
 #include "train_int.h"
 
-enum { HEADS_MAX = 4096, LAYERS_MAX = 4096 };
+enum { HEADS_MAX = 4096, LAYERS_MAX = 4096, INPUTS_MAX = 1 << 20 };
 
 typedef struct cursor {
     const uint8_t *at, *end;
@@ -28,6 +28,7 @@ static bool take_copy(cursor *c, uint64_t n, uint64_t size, void *to) {
 void neap_train_layer_free(neap_train_layer *layer) {
     free(layer->freq_factors);
     free(layer->grams);
+    free(layer->w_k);
     free(layer->positions);
     free(layer->k);
     free(layer->v);
@@ -102,6 +103,24 @@ static int add_layer(neap_trainer *trainer, cursor *c, uint32_t number) {
     for (; at > 0 && trainer->layers[at - 1].layer > number; at--)
         trainer->layers[at] = trainer->layers[at - 1];
     trainer->layers[at] = layer;
+    return 0;
+}
+
+static int add_projections(neap_train_layer *l, cursor *c) {
+    neap_capture_projections p;
+    if (!take_copy(c, 1, sizeof p, &p) || l->w_k || p.n_inputs > INPUTS_MAX || p.has_key_norm > 1)
+        return NEAP_E_CORRUPT;
+    const size_t k_size = (size_t)p.n_inputs * l->shape.n_kv_heads * l->shape.head_k;
+    const size_t v_size = (size_t)p.n_inputs * l->shape.n_kv_heads * l->shape.head_v;
+    const void *at = take(c, k_size + v_size, sizeof(float));
+    if (!at) return NEAP_E_CORRUPT;
+    l->has_key_norm = p.has_key_norm;
+    if (p.n_inputs == 0) return 0;
+    l->w_k = malloc((k_size + v_size) * sizeof *l->w_k);
+    if (!l->w_k) return -ENOMEM;
+    memcpy(l->w_k, at, (k_size + v_size) * sizeof *l->w_k);
+    l->w_v = l->w_k + k_size;
+    l->n_inputs = p.n_inputs;
     return 0;
 }
 
@@ -183,7 +202,9 @@ int neap_train_read(neap_trainer *trainer, const void *records, size_t n_bytes) 
             err = add_tokens(layer, &record);
         else if (head.kind == NEAP_CAPTURE_LAYER && !layer && !trainer->sets)
             err = add_layer(trainer, &record, head.layer);
-        else if ((head.kind != NEAP_CAPTURE_TOKENS && head.kind != NEAP_CAPTURE_LAYER) ||
+        else if (head.kind == NEAP_CAPTURE_PROJECTIONS && layer && !trainer->sets)
+            err = add_projections(layer, &record);
+        else if (head.kind < NEAP_CAPTURE_LAYER || head.kind > NEAP_CAPTURE_PROJECTIONS ||
                  !trainer->sets) /* once there are sets, other layers are those left out */
             err = NEAP_E_CORRUPT;
         if (err) return err;

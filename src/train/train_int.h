@@ -20,6 +20,10 @@ typedef struct neap_train_layer {
     float *freq_factors;
     float *grams; /* [n_heads][head_v][head_v]; NULL: W_O was not found */
     neap_klt_rope rope;
+    /* Weights of the keys and of the values, [n_kv_heads * head][n_inputs]; NULL: not found. */
+    float *w_k, *w_v;
+    uint32_t n_inputs;
+    bool has_key_norm; /* between them and the keys */
 
     /* Of the context: n tokens in the order of their positions from first_position on. */
     uint32_t n, n_queries;

@@ -135,6 +135,54 @@ static void adam_learns(void) {
     drop(&p);
 }
 
+/* Contexts of one predictor, each with a shift of its own: after the few steps that it was learned
+ * for, the start from all of them does better than the predictor that all began with. */
+static void meta(void) {
+    enum { TASKS = 6 };
+    problem p = make(TASKS * 100, 0.1f);
+    neap_value_task tasks[TASKS];
+    neap_value_norm norm;
+    const neap_value_shape *s = &p.shape;
+    for (size_t t = 0; t < TASKS; t++) {
+        tasks[t] = (neap_value_task){p.keys + t * 100 * s->row, p.values + t * 100 * s->dv, 100};
+        for (size_t i = 0; i < 100 * s->dv; i++)
+            p.values[t * 100 * s->dv + i] += (float)t;
+    }
+    CHECK(neap_value_norm_create(s, &norm) == 0);
+    neap_value_norm_measure(s, p.keys, p.values, p.n, &norm);
+    neap_value start = empty(&p), learned = empty(&p);
+    neap_value_options adapt = neap_value_defaults(NEAP_VALUE_ADAM);
+    adapt.norm = &norm;
+    adapt.steps = 0;
+    CHECK(neap_value_fit(p.keys, p.values, p.n, &adapt, &start) == 0); /* random */
+    memcpy(learned.w1, start.w1, neap_value_n_params(s) * sizeof *start.w1);
+    neap_value_meta_options options = neap_value_meta_defaults();
+    options.rate = 1e-2;
+    CHECK(neap_value_meta(tasks, TASKS, &norm, &options, &learned) == 0);
+    adapt.start = NEAP_VALUE_GIVEN;
+    adapt.steps = options.inner_steps;
+    double before = 0, after = 0, explained;
+    for (size_t t = 0; t < TASKS; t++) {
+        neap_value a = empty(&p), b = empty(&p);
+        memcpy(a.w1, start.w1, neap_value_n_params(s) * sizeof *a.w1);
+        memcpy(b.w1, learned.w1, neap_value_n_params(s) * sizeof *b.w1);
+        CHECK(neap_value_fit(tasks[t].keys, tasks[t].values, 100, &adapt, &a) == 0);
+        CHECK(neap_value_explained(&a, tasks[t].keys, tasks[t].values, 100, &explained) == 0);
+        before += explained;
+        CHECK(neap_value_fit(tasks[t].keys, tasks[t].values, 100, &adapt, &b) == 0);
+        CHECK(neap_value_explained(&b, tasks[t].keys, tasks[t].values, 100, &explained) == 0);
+        after += explained;
+        neap_value_free(&a);
+        neap_value_free(&b);
+    }
+    CHECK(after > before);
+    CHECK(neap_value_meta(tasks, 0, &norm, &options, &learned) == NEAP_E_BOUND);
+    neap_value_free(&start);
+    neap_value_free(&learned);
+    neap_value_norm_free(&norm);
+    drop(&p);
+}
+
 static neap_value_options any_options(void) {
     neap_value_options options = neap_value_defaults((int)rnd(2));
     options.start = (int)rnd(4);
@@ -207,6 +255,7 @@ int main(void) {
         never_worse();
         unmoved();
         adam_learns();
+        meta();
         same_bytes();
         degenerate();
         for (int i = 0; i < 20; i++)

@@ -98,25 +98,25 @@ static void gradient(void) {
 
 /* Two steps, worked out: with m = (1 - b1) g and v = (1 - b2) g^2 the first moves by the rate. */
 static void adam(void) {
-    neap_value_adam adam;
+    neap_adam adam;
     float params[3] = {1, -2, 0.5f};
     const float first[3] = {4, -0.25f, 0}, second[3] = {-2, -0.25f, 1};
-    CHECK(neap_value_adam_init(&adam, 3, 0.1, 0) == 0);
-    neap_value_adam_step(&adam, first, params);
+    CHECK(neap_adam_init(&adam, 3, 0.1, 0) == 0);
+    neap_adam_step(&adam, first, params);
     CHECK(fabsf(params[0] - 0.9f) < 1e-6f && fabsf(params[1] + 1.9f) < 1e-6f);
     CHECK(params[2] == 0.5f);
-    neap_value_adam_step(&adam, second, params);
+    neap_adam_step(&adam, second, params);
     /* m = (0.9 * 0.4 - 0.1 * 2) / 0.19, v = (0.999 * 0.016 + 0.001 * 4) / 0.001999 */
     CHECK(fabs((double)params[0] - (0.9 - 0.1 * (0.16 / 0.19) / sqrt(0.019984 / 0.001999))) < 1e-5);
     CHECK(fabsf(params[1] + 1.8f) < 1e-5f); /* the same gradient: the rate again */
     /* m = 0.1 / 0.19, v = 0.001 / 0.001999 */
     CHECK(fabs((double)params[2] - (0.5 - 0.1 * (0.1 / 0.19) / sqrt(0.001 / 0.001999))) < 1e-5);
-    neap_value_adam_restart(&adam);
+    neap_adam_restart(&adam);
     adam.decay = 0.5;
     params[0] = 2;
-    neap_value_adam_step(&adam, first, params);
+    neap_adam_step(&adam, first, params);
     CHECK(fabsf(params[0] - (2 * 0.95f - 0.1f)) < 1e-6f);
-    neap_value_adam_fini(&adam);
+    neap_adam_fini(&adam);
 }
 
 /* At the readout the gradient by it is minus the penalty: 2 ridge * mean square * readout. */
