@@ -180,11 +180,15 @@ size_t neap_klt_block_scratch(const neap_klt_model *model, uint32_t block) {
 
 /* ---- rows ---- */
 
+static const neap_klt_plane *plane_of(const neap_klt_chunk *chunk, const neap_klt_head *head) {
+    return &(head->is_v ? chunk->v : chunk->k)[head->layer];
+}
+
 /* Rows first .. first + n - 1 of a head, turned forward or back. */
 static neap_klt_rows rows_of(const neap_klt_kernel *kernel, const neap_klt_model *model,
                              const neap_klt_chunk *chunk, const neap_klt_head *head, uint32_t first,
                              uint32_t n, bool forward, scratch *s) {
-    const neap_klt_plane *plane = &(head->is_v ? chunk->v : chunk->k)[head->layer];
+    const neap_klt_plane *plane = plane_of(chunk, head);
     const uint32_t rope = block_of(model, chunk)->ropes[head->layer];
     const neap_klt_turns *turns = &model->turns[rope];
     neap_klt_rows rows = {.data = (uint8_t *)plane->data + first * plane->row_stride +
@@ -205,13 +209,13 @@ static neap_klt_rows rows_of(const neap_klt_kernel *kernel, const neap_klt_model
     return rows;
 }
 
-/* Row of the i-th plane: K of the layers, then V. */
+/* Row of the i-th plane: K of the layers, then V. NULL: the plane is not wanted. */
 static uint8_t *plane_row(const neap_klt_block *block, const neap_klt_chunk *chunk, uint32_t i,
                           uint32_t row, size_t *ret_bytes) {
     const bool is_v = i >= block->n_layers;
     const neap_klt_plane *plane = is_v ? &chunk->v[i - block->n_layers] : &chunk->k[i];
     *ret_bytes = row_bytes(block, is_v);
-    return (uint8_t *)plane->data + row * plane->row_stride;
+    return plane->data ? (uint8_t *)plane->data + row * plane->row_stride : NULL;
 }
 
 static uint8_t *gather_row(const neap_klt_block *block, const neap_klt_chunk *chunk, uint32_t row,
@@ -230,7 +234,7 @@ static const uint8_t *scatter_row(const neap_klt_block *block, const neap_klt_ch
     for (uint32_t i = 0; i < 2 * block->n_layers; i++) {
         size_t n;
         uint8_t *dst = plane_row(block, chunk, i, row, &n);
-        memcpy(dst, src, n);
+        if (dst) memcpy(dst, src, n);
         src += n;
     }
     return src;
@@ -614,6 +618,7 @@ static void decode_group(decoding *d, uint32_t g) {
     d->kernel->unpack(d->model, basis, d->codes, blocks_of_rows(n_rows), d->s.y, d->s.y8);
     for (neap_klt_head head = {0}; neap_klt_next_head(d->block, group, &head);) {
         const uint32_t pitch = pitch_of(head.dim);
+        if (!plane_of(d->chunk, &head)->data) continue;
         for (uint32_t t = 0; t * NEAP_KLT_TILE < head.dim; t++) {
             float mu[NEAP_KLT_TILE] = {0};
             for (uint32_t i = 0; i < NEAP_KLT_TILE && t * NEAP_KLT_TILE + i < head.dim; i++)

@@ -159,7 +159,9 @@ size_t neap_klt_scratch_bytes(const neap_klt_model *model);
  * decodes. */
 int neap_klt_encode(const neap_klt_model *model, const neap_klt_chunk *chunk, void *scratch,
                     void *dst, size_t cap, size_t *ret_len, float *ret_error);
-/* Fails: NEAP_E_CORRUPT (damaged, of another model, block or number of rows); NEAP_E_BOUND. */
+/* A plane whose data is NULL is not wanted: it is not reconstructed, which is most of the work, and
+ * the others get the same bytes. Fails: NEAP_E_CORRUPT (damaged, of another model, block or number
+ * of rows); NEAP_E_BOUND. */
 int neap_klt_decode(const neap_klt_model *model, const void *src, size_t len,
                     const neap_klt_chunk *chunk, void *scratch);
 

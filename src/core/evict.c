@@ -9,6 +9,9 @@
  * memory for storage go last. A step is begun only if the target needs it in the order of the plan,
  * those before it taken at what they gave or, until they have run, at what is expected. So which
  * units go hangs neither on the turns nor on the number of threads, unless an estimate was wrong.
+ *
+ * Chunks that klt codes together are one unit of the plan and one step, in the place of their last
+ * layer; clean they are units again.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -36,13 +39,13 @@ static void add_kv(neap_totals *t, const neap_unit *unit, neap_unit_state state,
     size_t len = 0;
     if (unit->stack) neap_stack_bytes(unit->stack, &len);
     t->kv_memory += len;
-    t->kv_storage += unit->swap ? neap_swap_record_len(unit->swap) : 0;
+    t->kv_storage += neap_unit_stored_bytes(unit);
     if (unit->coded || unit->klt) {
-        t->kv_coded += len + (unit->swap ? neap_swap_record_len(unit->swap) : 0);
+        t->kv_coded += len + neap_unit_stored_bytes(unit);
         t->kv_coded_from += neap_kv_raw_bytes(unit);
     }
     t->n_klt += unit->klt != NULL;
-    t->n_klt_left += unit->kv->klt.block >= 0 && unit->keeps_codec;
+    t->n_klt_left += unit->keeps_codec && neap_klt_fits(unit->kv);
     t->klt_error += unit->klt ? (double)unit->klt->error : 0;
     t->n_kv_on_storage += away && unit->swap;
     t->n_kv_clean += !away && unit->swap;
@@ -145,8 +148,7 @@ static uint64_t expected_encoded(const eviction *e, uint64_t raw) {
 /* Of a KV unit: what its restore from storage reads. */
 static uint64_t expected_stored(const eviction *e, const neap_unit *unit, uint64_t raw,
                                 uint64_t encoded) {
-    if (unit->swap) return neap_swap_record_len(unit->swap);
-    if (neap_klt_takes(e->engine->pool, unit)) return neap_klt_expected(unit);
+    if (unit->swap) return neap_unit_stored_bytes(unit);
     if (unit->stack) return encoded; /* is moved as it is */
     return e->engine->pool->storage_codec ? expected_encoded(e, raw) : raw;
 }
@@ -157,12 +159,23 @@ static bool weights_are_clean(const neap_unit *unit) {
     return true;
 }
 
+/* Chunks that klt is to code together are one for the plan, the last layer's: that one. NULL: klt
+ * is not to code the unit. [L] */
+static const neap_unit *stands_for(const neap_pool *pool, const neap_unit *unit) {
+    neap_unit *members[NEAP_KLT_LAYERS];
+    const size_t n = unit->is_kv ? neap_klt_members(pool, unit, members) : 0;
+    return n > 0 ? members[n - 1] : NULL;
+}
+
 static void add_candidate(neap_unit *unit, void *ctx) {
     eviction *e = ctx;
     const neap_unit_state state = neap_unit_state_of(unit);
     const bool in_memory = state == NEAP_UNIT_EVICTED && unit->stack;
-    const neap_unit_bytes bytes = neap_unit_size(unit);
-    if ((state != NEAP_UNIT_RESIDENT && !in_memory) || bytes.evictable == 0) return;
+    uint64_t evictable = neap_unit_size(unit).evictable;
+    if ((state != NEAP_UNIT_RESIDENT && !in_memory) || evictable == 0) return;
+    const neap_unit *together = stands_for(e->engine->pool, unit);
+    if (together && together != unit) return;
+    if (together) evictable = neap_klt_evictable(e->engine->pool, unit);
     if (unit->passed_over == e->sequence) return;
     if (e->request->only == NEAP_ONLY_WEIGHTS && unit->is_kv) return;
     if (e->request->only == NEAP_ONLY_KV && !unit->is_kv) return;
@@ -180,14 +193,29 @@ static void add_candidate(neap_unit *unit, void *ctx) {
         .layer = unit->layer,
         .stream = unit->stream,
         .chunk = unit->chunk,
-        .release_bytes = in_memory ? encoded : bytes.evictable,
-        .raw_bytes = bytes.evictable,
+        .release_bytes = in_memory ? encoded : evictable,
+        .raw_bytes = evictable,
         .encoded_bytes = in_memory     ? encoded
-                         : unit->is_kv ? expected_encoded(e, bytes.evictable)
+                         : unit->is_kv ? expected_encoded(e, evictable)
                                        : 0,
-        .stored_bytes = unit->is_kv ? expected_stored(e, unit, bytes.evictable, encoded) : 0,
+        .stored_bytes = together      ? neap_klt_expected(unit)
+                        : unit->is_kv ? expected_stored(e, unit, evictable, encoded)
+                                      : 0,
         .last_use = unit->last_use,
     };
+}
+
+static void mark_together(eviction *e, size_t n_steps) {
+    neap_pool *pool = e->engine->pool;
+    pthread_mutex_lock(&pool->lock);
+    for (size_t i = 0; i < n_steps; i++) {
+        neap_step *step = &e->room.steps[i];
+        const bool codes =
+            step->action == NEAP_ACTION_TO_MEMORY || step->action == NEAP_ACTION_TO_STORAGE;
+        step->together = codes && stands_for(pool, neap_pool_unit(pool, step->id));
+        if (step->together) step->action = NEAP_ACTION_TO_STORAGE;
+    }
+    pthread_mutex_unlock(&pool->lock);
 }
 
 /* Steps for so many bytes more into the room; their number, 0: nothing is left. */
@@ -217,7 +245,10 @@ static size_t make_plan(eviction *e, uint64_t target) {
         .n_weights_evicted = totals.n_weights_evicted,
         .n_kv_on_storage = totals.n_kv_on_storage,
     };
-    return e->n_units > 0 ? engine->policy->plan(&input, e->room.steps, &e->stage) : 0;
+    const size_t n_steps =
+        e->n_units > 0 ? engine->policy->plan(&input, e->room.steps, &e->stage) : 0;
+    mark_together(e, n_steps);
+    return n_steps;
 }
 
 /* ---- carrying it out ---- */
@@ -265,8 +296,17 @@ static bool fits(const eviction *e, const neap_unit *unit, neap_action action) {
                                                    : state == NEAP_UNIT_RESIDENT;
 }
 
-static uint64_t expected_release(const eviction *e, const neap_unit *unit, neap_action action) {
-    const uint64_t evictable = neap_unit_size(unit).evictable;
+/* The most that a step releases. */
+static uint64_t most_release(const eviction *e, const neap_step *step) {
+    const neap_unit *unit = neap_pool_unit(e->engine->pool, step->id);
+    return step->together ? neap_klt_evictable(e->engine->pool, unit)
+                          : neap_unit_size(unit).evictable;
+}
+
+static uint64_t expected_release(const eviction *e, const neap_step *step) {
+    const neap_unit *unit = neap_pool_unit(e->engine->pool, step->id);
+    const neap_action action = step->action;
+    const uint64_t evictable = most_release(e, step);
     size_t len = 0;
     if (action == NEAP_ACTION_MEMORY_TO_STORAGE) {
         const bool is_there = neap_unit_state_of(unit) == NEAP_UNIT_EVICTED && unit->stack;
@@ -296,10 +336,10 @@ static bool begin_step(eviction *e, neap_step *ret_step, uint64_t *ret_expected)
     for (; e->next < e->n_steps; e->next++) {
         const neap_step step = e->room.steps[e->next];
         neap_unit *unit = neap_pool_unit(e->engine->pool, step.id);
-        const uint64_t expected = expected_release(e, unit, step.action);
+        const uint64_t expected = expected_release(e, &step);
         if (!needs_next(e)) return false;
         bool runs = turn_of(step.action) == e->turn && fits(e, unit, step.action);
-        const uint64_t most = neap_unit_size(unit).evictable;
+        const uint64_t most = most_release(e, &step);
         if (runs && units_gave(e) + e->pending + most > e->spare) {
             if (e->n_running > 0) return false;
             unit->passed_over = e->sequence; /* keep_bytes */
@@ -330,29 +370,47 @@ static void end_step(eviction *e, neap_unit *unit, const neap_evicted *evicted, 
         neap_log(NEAP_LOG_WARN, "unit %u stays: %s", unit->id, neap_strerror(err));
 }
 
+typedef struct outcome {
+    neap_unit *unit;
+    neap_evicted evicted;
+    int err;
+} outcome;
+
+/* Of one unit, or of those that klt codes together; their number. */
+static size_t run_step(const eviction *e, const neap_step *step, neap_worker *worker,
+                       outcome ret_outcomes[NEAP_KLT_LAYERS]) {
+    neap_pool *pool = e->engine->pool;
+    neap_unit *units[NEAP_KLT_LAYERS] = {neap_pool_unit(pool, step->id)};
+    const size_t n = step->together ? neap_pool_code_together(pool, units[0], worker, units) : 1;
+    for (size_t i = 0; i < n; i++) {
+        outcome *o = &ret_outcomes[i];
+        o->unit = units[i];
+        o->err = neap_pool_evict(pool, units[i], step->action, worker, &o->evicted);
+        if (o->err || step->action == NEAP_ACTION_MEMORY_TO_STORAGE) continue;
+        pthread_mutex_lock(&pool->lock);
+        units[i]->by_pressure = e->request->by_pressure;
+        pthread_mutex_unlock(&pool->lock);
+    }
+    return n;
+}
+
 /* Each thread of the crew runs this. */
 static void run_steps(void *ctx) {
     eviction *e = ctx;
-    neap_pool *pool = e->engine->pool;
     neap_worker worker = {0};
     neap_step step;
     uint64_t expected;
+    outcome outcomes[NEAP_KLT_LAYERS];
     pthread_mutex_lock(&e->lock);
     while (begin_step(e, &step, &expected)) {
         pthread_mutex_unlock(&e->lock);
-        neap_unit *unit = neap_pool_unit(pool, step.id);
-        neap_evicted evicted;
-        const int err = neap_pool_evict(pool, unit, step.action, &worker, &evicted);
-        if (!err && step.action != NEAP_ACTION_MEMORY_TO_STORAGE) {
-            pthread_mutex_lock(&pool->lock);
-            unit->by_pressure = e->request->by_pressure;
-            pthread_mutex_unlock(&pool->lock);
-        }
+        const size_t n = run_step(e, &step, &worker, outcomes);
         pthread_mutex_lock(&e->lock);
-        e->pending -= neap_unit_size(unit).evictable;
+        e->pending -= most_release(e, &step);
         e->ended += expected;
         e->n_running--;
-        end_step(e, unit, &evicted, err);
+        for (size_t i = 0; i < n; i++)
+            end_step(e, outcomes[i].unit, &outcomes[i].evicted, outcomes[i].err);
     }
     pthread_mutex_unlock(&e->lock);
     neap_worker_fini(&worker);

@@ -12,6 +12,10 @@
 #include "file.h"
 #include "proc.h"
 
+/* Up to here single heads lose little, and decode several times as fast as layers together; beyond
+ * it they lose several times as much. */
+#define PER_HEAD_RATIO 4.0
+
 #define DIGEST_BYTES ((size_t)1 << 20)
 
 bool neap_klt_option_parse(const char *text, double *ret_ratio) {
@@ -66,11 +70,16 @@ int neap_klt_path(const char *folder, const char *profile, double ratio, char *r
 
 int neap_klt_file_open(uint64_t digest, double ratio, neap_klt_model **ret_model, char *ret_name,
                        size_t cap) {
+    static const char *const profiles[2][3] = {{"head", "layer", "joint"},
+                                               {"joint", "layer", "head"}};
+    const char *const *order = profiles[ratio > PER_HEAD_RATIO];
     const struct {
         const char *profile;
         double ratio;
-    } wanted[] = {{"layer", ratio}, {"head", ratio}},
-      usual[] = {{"layer", 8}, {"layer", 6}, {"head", 4}, {"layer", 4}, {"head", 6}, {"head", 8}};
+    } wanted[] = {{order[0], ratio}, {order[1], ratio}, {order[2], ratio}},
+      usual[] = {{"joint", 8}, {"joint", 6},  {"layer", 8}, {"layer", 6},
+                 {"head", 4},  {"layer", 4},  {"joint", 4}, {"head", 6},
+                 {"head", 8},  {"joint", 12}, {"joint", 16}};
     const size_t n = ratio > 0 ? sizeof wanted / sizeof *wanted : sizeof usual / sizeof *usual;
     char folder[PATH_MAX], path[PATH_MAX];
     int err = neap_klt_folder(digest, folder, sizeof folder);

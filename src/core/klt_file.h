@@ -22,10 +22,10 @@ int neap_klt_folder(uint64_t digest, char *ret_path, size_t cap);
 int neap_klt_path(const char *folder, const char *profile, double ratio, char *ret_path,
                   size_t cap);
 
-/* Opens the model's file of that ratio, one layer before per head. Ratio 0: the first there is of
- * layer 8, layer 6, head 4, layer 4, head 6, head 8. Files of more layers (joint) are not taken:
- * the engine evicts by the layer. ret_name: "klt-head-4". Fails: -ENOENT (nothing was trained, or
- * not for that ratio); as neap_klt_model_open(). */
+/* Opens the model's file of that ratio: up to 4 that of single heads before those of a layer and of
+ * several, beyond the reverse. Ratio 0: the first there is of joint 8, joint 6, layer 8, layer 6,
+ * head 4, layer 4, joint 4, head 6, head 8, joint 12, joint 16. ret_name: "klt-head-4". Fails:
+ * -ENOENT (nothing was trained, or not for that ratio); as neap_klt_model_open(). */
 int neap_klt_file_open(uint64_t digest, double ratio, neap_klt_model **ret_model, char *ret_name,
                        size_t cap);
 #endif

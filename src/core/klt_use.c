@@ -61,7 +61,7 @@ void neap_codec_stat(const neap_engine *engine, neap_stat *inout_stat) {
     const neap_pool *pool = engine->pool;
     uint32_t n_klt = 0, n_others = 0;
     for (const neap_kv *kv = pool->kvs; kv; kv = kv->next)
-        *(kv->klt.block >= 0 ? &n_klt : &n_others) += 1;
+        *(neap_klt_fits(kv) ? &n_klt : &n_others) += 1;
     const bool is_klt = n_klt > 0 || (n_others == 0 && neap_pool_klt(pool));
     snprintf(inout_stat->codec, sizeof inout_stat->codec, "%s", is_klt ? "klt" : pool->codec->name);
     const size_t cap = sizeof inout_stat->codec_note;

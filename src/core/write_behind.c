@@ -1,5 +1,5 @@
 /* write_behind.c - the thread that copies full KV chunks to the swap file while the engine is idle,
- * so that the next eviction only drops them.
+ * so that the next eviction only drops them. Chunks that klt codes together count as one here.
  *
  *             a use ends                  idle_ns without a use
  *   parked ---------------> pending ------------------------------> writes, chunk by chunk

@@ -44,6 +44,7 @@ typedef struct neap_policy_input {
 typedef struct neap_step {
     neap_unit_id id;
     neap_action action;
+    bool together; /* for whoever carries it out: stands for several units; plans leave it false */
 } neap_step;
 
 typedef struct neap_policy {

@@ -1,8 +1,18 @@
-/* klt_unit.c - chunks of caches that a klt model fits: one layer's, K and V as f16 rows.
+/* klt_unit.c - chunks of caches that a klt model fits: K and V as f16 rows.
+ *
+ * A model codes the same cells of up to four layers, a block's, together. They remain a unit each,
+ * which is waited for, written and dropped alone, but share one record, and the note that counts
+ * them: the last to let go of it drops it. They are coded, and go, together; coming back, each has
+ * only its own planes made, or those that are wanted at the same time.
+ *
+ *   layer 4  | K V |--+
+ *   layer 5  | K V |--+--> note (n_holders) --> record
+ *   layer 6  | K V |--+
+ *   layer 7  | K V |      was written to: on its own again, q8's, until all four are
  *
  * klt is lossy and not idempotent: coding a chunk again that it decoded would add error. So
  *   - its copies are on storage only, where a record outlives the restoration and makes the unit
- *     clean: a chunk is coded again only once it was written to;
+ *     clean: a chunk is coded again only once it, and those it goes with, were written to;
  *   - a chunk that another lossy codec has rounded - klt refused it, or storage took nothing when
  *     it went - stays with that one until it is written to (keeps_codec);
  *   - chunks with cells to spare, which change with every token, are left to the other codec, which
@@ -85,30 +95,129 @@ void neap_klt_fit(neap_kv *kv) {
     if (found < 0) return;
     const neap_klt_spec *spec = neap_klt_model_spec(kv->klt.model);
     const neap_klt_block *block = &spec->blocks[found];
-    if (block->n_layers != 1 ||
-        !is_rows_of(&layout->planes[0], block->n_kv_heads * block->k_head_dim) ||
+    if (!is_rows_of(&layout->planes[0], block->n_kv_heads * block->k_head_dim) ||
         !is_rows_of(&layout->planes[1], block->n_kv_heads * block->v_head_dim))
         return;
     kv->klt.block = found;
+    kv->klt.at = at;
     kv->klt.expected = expected_error(spec, block);
 }
 
-bool neap_klt_takes(const neap_pool *pool, const neap_unit *unit) {
-    const neap_kv *kv = unit->kv;
-    if (kv->klt.block < 0 || unit->keeps_codec || !pool->storage_codec) return false;
-    const uint32_t left = kv->layout.n_cells - unit->chunk * NEAP_CHUNK_CELLS;
-    return unit->used == (left < NEAP_CHUNK_CELLS ? left : NEAP_CHUNK_CELLS);
+static int block_of_layer(const neap_kv *kv, uint32_t *ret_at) {
+    if (!kv->klt.model || kv->layout.layer < 0) return -1;
+    return neap_klt_model_find(kv->klt.model, (uint32_t)kv->layout.layer, ret_at);
+}
+
+void neap_klt_join(neap_pool *pool, neap_kv *kv) {
+    uint32_t at, other_at;
+    const int block = block_of_layer(kv, &at);
+    if (block < 0) return;
+    /* Whoever lacks this layer: there may be several contexts. */
+    for (const neap_kv *other = pool->kvs; other; other = other->next)
+        if (other->region == kv->region && other->klt.model == kv->klt.model && !other->peers[at] &&
+            block_of_layer(other, &other_at) == block) {
+            memcpy(kv->peers, other->peers, sizeof kv->peers);
+            break;
+        }
+    kv->peers[at] = kv;
+    for (uint32_t i = 0; i < NEAP_KLT_LAYERS; i++)
+        if (kv->peers[i]) kv->peers[i]->peers[at] = kv;
+}
+
+static uint32_t n_layers_of(const neap_klt_use *use) {
+    return neap_klt_model_spec(use->model)->blocks[use->block].n_layers;
+}
+
+bool neap_klt_fits(const neap_kv *kv) {
+    if (kv->klt.block < 0) return false;
+    for (uint32_t i = 0; i < n_layers_of(&kv->klt); i++) {
+        const neap_kv *peer = kv->peers[i];
+        if (!peer || peer->klt.block < 0 || peer->layout.n_cells != kv->layout.n_cells ||
+            peer->layout.n_streams != kv->layout.n_streams)
+            return false;
+    }
+    return true;
+}
+
+/* ---- members ---- */
+
+/* The unit of the same cells in a layer of the block; NULL: there is none. */
+static neap_unit *member(const neap_pool *pool, const neap_unit *unit, uint32_t at) {
+    const neap_kv *kv = unit->kv->peers[at];
+    if (!kv || kv->whole_streams || unit->stream >= kv->layout.n_streams ||
+        unit->chunk >= kv->n_chunks)
+        return NULL;
+    return neap_pool_unit(pool, kv->units[unit->stream * kv->n_chunks + unit->chunk]);
+}
+
+static bool is_to_be_coded(const neap_unit *unit) {
+    const uint32_t left = unit->kv->layout.n_cells - unit->chunk * NEAP_CHUNK_CELLS;
+    return neap_unit_state_of(unit) == NEAP_UNIT_RESIDENT && !unit->swap && !unit->keeps_codec &&
+           unit->used == (left < NEAP_CHUNK_CELLS ? left : NEAP_CHUNK_CELLS) &&
+           neap_kv_unit_size(unit).evictable > 0;
+}
+
+size_t neap_klt_members(const neap_pool *pool, const neap_unit *unit,
+                        neap_unit *ret_units[NEAP_KLT_LAYERS]) {
+    if (!pool->storage_codec || !neap_klt_fits(unit->kv)) return 0;
+    const uint32_t n = n_layers_of(&unit->kv->klt);
+    for (uint32_t i = 0; i < n; i++) {
+        ret_units[i] = member(pool, unit, i);
+        if (!is_to_be_coded(ret_units[i])) return 0;
+    }
+    return n;
+}
+
+uint64_t neap_klt_evictable(const neap_pool *pool, const neap_unit *unit) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < n_layers_of(&unit->kv->klt); i++)
+        bytes += neap_kv_unit_size(member(pool, unit, i)).evictable;
+    return bytes;
+}
+
+/* ---- records ---- */
+
+void neap_klt_give(neap_unit *const *units, size_t n, neap_swap_record *record,
+                   neap_klt_note *note) {
+    note->n_holders = (uint32_t)n;
+    for (size_t i = 0; i < n; i++) {
+        units[i]->swap = record;
+        units[i]->klt = note;
+    }
+}
+
+size_t neap_pool_sharers(const neap_pool *pool, const neap_unit *unit,
+                         neap_unit *ret_units[NEAP_KLT_LAYERS]) {
+    size_t n = 0;
+    for (uint32_t i = 0; unit->klt && i < NEAP_KLT_LAYERS; i++) {
+        neap_unit *other = member(pool, unit, i);
+        if (other && other != unit && other->klt == unit->klt) ret_units[n++] = other;
+    }
+    return n;
+}
+
+void neap_klt_disown(neap_pool *pool, const neap_unit *unit) {
+    neap_unit *others[NEAP_KLT_LAYERS];
+    const size_t n = neap_pool_sharers(pool, unit, others);
+    for (size_t i = 0; i < n; i++)
+        if (neap_unit_state_of(others[i]) == NEAP_UNIT_RESIDENT)
+            neap_unit_forget_copies(pool, others[i]);
+}
+
+bool neap_klt_is_counted(const neap_pool *pool, const neap_unit *unit) {
+    neap_unit *others[NEAP_KLT_LAYERS];
+    const size_t n = neap_pool_sharers(pool, unit, others);
+    for (size_t i = 0; i < n; i++)
+        if (others[i]->swap != unit->swap) return false;
+    return unit->klt->n_holders == n + 1;
 }
 
 /* ---- chunks ---- */
 
-static neap_klt_chunk chunk_of(const neap_klt_use *use, const neap_codec_chunk *planes,
-                               const int32_t *positions) {
-    neap_klt_chunk chunk = {
-        .block = (uint32_t)use->block, .n_rows = planes->planes[0].n_rows, .positions = positions};
-    chunk.k[0] = (neap_klt_plane){planes->planes[0].data, planes->planes[0].row_stride};
-    chunk.v[0] = (neap_klt_plane){planes->planes[1].data, planes->planes[1].row_stride};
-    return chunk;
+static void set_planes(neap_klt_chunk *chunk, uint32_t at, const neap_codec_chunk *planes) {
+    chunk->n_rows = planes->planes[0].n_rows;
+    chunk->k[at] = (neap_klt_plane){planes->planes[0].data, planes->planes[0].row_stride};
+    chunk->v[at] = (neap_klt_plane){planes->planes[1].data, planes->planes[1].row_stride};
 }
 
 /* Only its shape. */
@@ -131,11 +240,15 @@ size_t neap_klt_room(const neap_unit *unit) {
     return scratch_at(neap_klt_bound(model, &chunk)) + neap_klt_scratch_bytes(model);
 }
 
-void neap_klt_positions(const neap_unit *unit, int32_t positions[NEAP_CHUNK_CELLS]) {
-    const neap_kv_layout *layout = &unit->kv->layout;
-    const size_t first =
-        (size_t)unit->stream * layout->n_cells + (size_t)unit->chunk * NEAP_CHUNK_CELLS;
-    memcpy(positions, layout->positions + first, unit->used * sizeof *positions);
+bool neap_klt_positions(neap_unit *const *units, size_t n, int32_t positions[NEAP_CHUNK_CELLS]) {
+    const neap_unit *unit = units[0];
+    const size_t first = (size_t)unit->stream * unit->kv->layout.n_cells +
+                         (size_t)unit->chunk * NEAP_CHUNK_CELLS,
+                 len = unit->used * sizeof *positions;
+    memcpy(positions, unit->kv->layout.positions + first, len);
+    for (size_t i = 1; i < n; i++)
+        if (memcmp(positions, units[i]->kv->layout.positions + first, len) != 0) return false;
+    return true;
 }
 
 static neap_klt_note *make_note(float error, const int32_t *positions, uint32_t n_rows) {
@@ -145,6 +258,7 @@ static neap_klt_note *make_note(float error, const int32_t *positions, uint32_t 
     const uint32_t n = in_turn ? 0 : n_rows;
     neap_klt_note *note = malloc(sizeof *note + n * sizeof *positions);
     if (!note) return NULL;
+    note->n_holders = 0;
     note->error = error;
     note->first = positions[0];
     note->n = n;
@@ -156,7 +270,9 @@ int neap_klt_encode_planes(const neap_klt_use *use, const neap_codec_chunk *plan
                            const int32_t *positions, void *room, size_t *ret_len,
                            neap_klt_note **ret_note) {
     const neap_klt_model *model = use->model;
-    const neap_klt_chunk chunk = chunk_of(use, planes, positions);
+    neap_klt_chunk chunk = {.block = (uint32_t)use->block, .positions = positions};
+    for (uint32_t i = 0; i < n_layers_of(use); i++)
+        set_planes(&chunk, i, &planes[i]);
     const size_t cap = neap_klt_bound(model, &chunk);
     size_t len;
     float error;
@@ -172,8 +288,9 @@ int neap_klt_encode_planes(const neap_klt_use *use, const neap_codec_chunk *plan
     return 0;
 }
 
-int neap_klt_load_unit(neap_pool *pool, const neap_unit *unit, const neap_codec_chunk *planes,
-                       neap_worker *worker) {
+int neap_klt_load(neap_pool *pool, neap_unit *const *units, const neap_codec_chunk *planes,
+                  size_t n, neap_worker *worker) {
+    const neap_unit *unit = units[0];
     const neap_klt_note *note = unit->klt;
     const size_t len = neap_swap_record_len(unit->swap);
     int32_t in_turn[NEAP_CHUNK_CELLS];
@@ -183,7 +300,10 @@ int neap_klt_load_unit(neap_pool *pool, const neap_unit *unit, const neap_codec_
     for (uint32_t i = 0; i < unit->used; i++)
         in_turn[i] = (int32_t)((uint32_t)note->first + i);
     assert(note->n == 0 || note->n == unit->used);
-    const neap_klt_chunk chunk = chunk_of(use, planes, note->n ? note->positions : in_turn);
+    neap_klt_chunk chunk = {.block = (uint32_t)use->block,
+                            .positions = note->n ? note->positions : in_turn};
+    for (size_t i = 0; i < n; i++)
+        set_planes(&chunk, units[i]->kv->klt.at, &planes[i]);
     const struct iovec part = {room, len};
     const int err = neap_swapfile_get(pool->swapfile, unit->swap, &part, 1, worker->reader);
     return err ? err : neap_klt_decode(use->model, room, len, &chunk, room + scratch_at(len));

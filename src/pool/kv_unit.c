@@ -180,6 +180,7 @@ int neap_pool_add_kv(neap_pool *pool, const void *region, const neap_kv_layout *
     set_layout(kv, layout);
     const int err = make_units(pool, kv);
     if (!err) {
+        neap_klt_join(pool, kv);
         kv->next = pool->kvs;
         pool->kvs = kv;
     }
@@ -343,34 +344,40 @@ static const neap_codec *storage_codec(const neap_pool *pool, const neap_unit *u
                                      : NULL;
 }
 
-static int copy_by_klt(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
-    const neap_codec_chunk chunk = codec_chunk(unit);
+static void copy_by_klt(neap_pool *pool, neap_unit *const *units, size_t n, neap_worker *worker) {
+    neap_codec_chunk chunks[NEAP_KLT_LAYERS];
     int32_t positions[NEAP_CHUNK_CELLS];
     neap_swap_record *record;
     neap_klt_note *note;
-    struct iovec part = {neap_worker_bounce(worker, neap_klt_room(unit)), 0};
-    if (!part.iov_base) return -ENOMEM;
-    neap_klt_positions(unit, positions);
-    int err = neap_klt_encode_planes(&unit->kv->klt, &chunk, positions, part.iov_base,
-                                     &part.iov_len, &note);
-    if (err) return err;
-    err = neap_swapfile_put(pool->swapfile, &part, 1, &record);
-    if (err) {
+    struct iovec part = {neap_worker_bounce(worker, neap_klt_room(units[0])), 0};
+    if (!part.iov_base || !neap_klt_positions(units, n, positions)) return;
+    for (size_t i = 0; i < n; i++)
+        chunks[i] = codec_chunk(units[i]);
+    if (neap_klt_encode_planes(&units[0]->kv->klt, chunks, positions, part.iov_base, &part.iov_len,
+                               &note) != 0)
+        return;
+    if (neap_swapfile_put(pool->swapfile, &part, 1, &record) != 0) {
         free(note);
-        return err;
+        return;
     }
     pthread_mutex_lock(&pool->lock);
-    unit->swap = record;
-    unit->klt = note;
+    neap_klt_give(units, n, record, note);
     pthread_mutex_unlock(&pool->lock);
-    return 0;
+}
+
+size_t neap_pool_code_together(neap_pool *pool, neap_unit *unit, neap_worker *worker,
+                               neap_unit *ret_units[NEAP_KLT_LAYERS]) {
+    pthread_mutex_lock(&pool->lock);
+    const size_t n = neap_klt_members(pool, unit, ret_units);
+    for (size_t i = 0; i < n; i++)
+        ret_units[i]->copying = false; /* they will have a copy that this one must not replace */
+    pthread_mutex_unlock(&pool->lock);
+    if (n > 0) copy_by_klt(pool, ret_units, n, worker);
+    if (n == 0) ret_units[0] = unit;
+    return n > 0 ? n : 1;
 }
 
 static int copy_to_storage(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
-    if (neap_klt_takes(pool, unit)) {
-        const int klt_err = copy_by_klt(pool, unit, worker);
-        if (klt_err != NEAP_E_BOUND) return klt_err;
-    }
     const neap_codec *codec = storage_codec(pool, unit);
     neap_swap_record *record;
     struct iovec parts[2];
@@ -411,7 +418,6 @@ static int move_to_storage(neap_pool *pool, neap_unit *unit, neap_evicted *evict
 static int secure_copy(neap_pool *pool, neap_unit *unit, neap_action action, neap_worker *worker,
                        neap_evicted *evicted) {
     const bool codes = strcmp(pool->codec->name, "none") != 0;
-    if (neap_klt_takes(pool, unit)) action = NEAP_ACTION_TO_STORAGE;
     if (action == NEAP_ACTION_TO_MEMORY && codes) {
         evicted->action = NEAP_ACTION_TO_MEMORY;
         if (copy_to_memory(pool, unit, worker, evicted) == 0) return 0;
@@ -478,10 +484,15 @@ size_t neap_pool_copy_size(const neap_pool *pool, const neap_unit *unit, size_t 
     const neap_codec *codec = storage_codec(pool, unit);
     if (codec) {
         const neap_codec_chunk chunk = codec_chunk(unit);
-        const size_t room = neap_klt_takes(pool, unit) ? neap_klt_room(unit) : 0;
-        *ret_most = codec->bound(&chunk);
-        return NEAP_ROUND_UP(neap_codec_raw_bytes(&chunk), neap_vm_page()) +
-               (room > *ret_most ? room : *ret_most);
+        neap_unit *members[NEAP_KLT_LAYERS];
+        const size_t n = neap_klt_members(pool, unit, members);
+        const size_t cap = codec->bound(&chunk), room = n > 0 ? neap_klt_room(unit) : 0;
+        size_t raw = n > 0 ? 0 : neap_codec_raw_bytes(&chunk);
+        for (size_t i = 0; i < n; i++)
+            raw += neap_kv_raw_bytes(members[i]);
+        /* klt is refused where it saves less than half. */
+        *ret_most = n > 0 && raw / 2 > cap ? raw / 2 : cap;
+        return NEAP_ROUND_UP(raw, neap_vm_page()) + (room > cap ? room : cap);
     }
     struct iovec parts[2];
     const size_t n = raw_parts(unit, parts);
@@ -505,61 +516,79 @@ static void take_bytes(neap_copy *copy, const struct iovec *raw, size_t n_raw, c
         append(&at, raw[i].iov_base, raw[i].iov_len);
     copy->bytes = (struct iovec){buffer, (size_t)(at - buffer)};
     if (!copy->codec) return;
-    for (size_t i = 0; i < copy->chunk.n_planes; i++) {
-        neap_codec_plane *plane = &copy->chunk.planes[i]; /* whole rows: it is not transposed */
+    for (size_t i = 0; i < 2 * copy->n; i++) {
+        neap_codec_chunk *chunk = &copy->chunks[i / 2];
+        neap_codec_plane *plane = &chunk->planes[i % 2]; /* whole rows: it is not transposed */
+        if (i % 2 == chunk->n_planes) continue;
         plane->data = append(&at, plane->data, plane->n_rows * plane->row_bytes);
         plane->row_stride = plane->row_bytes;
     }
     at = buffer + NEAP_ROUND_UP((size_t)(at - buffer), neap_vm_page());
-    copy->bytes = (struct iovec){at, copy->codec->bound(&copy->chunk)};
+    copy->bytes = (struct iovec){at, copy->codec->bound(&copy->chunks[copy->n - 1])};
 }
 
 int neap_pool_copy_take(neap_pool *pool, neap_unit *unit, size_t size, neap_copy *ret_copy) {
     size_t most;
     if (!wants_copy(unit) || neap_pool_copy_size(pool, unit, &most) != size) return -EAGAIN;
-    *ret_copy = (neap_copy){.unit = unit,
-                            .codec = storage_codec(pool, unit),
-                            .chunk = codec_chunk(unit),
-                            .by_klt = neap_klt_takes(pool, unit),
-                            .klt = unit->kv->klt};
-    if (ret_copy->by_klt) neap_klt_positions(unit, ret_copy->positions);
-    unit->copying = true;
-    pool->reading = unit;
+    *ret_copy = (neap_copy){.codec = storage_codec(pool, unit), .klt = unit->kv->klt};
+    const size_t n = neap_klt_members(pool, unit, ret_copy->units);
+    ret_copy->by_klt = n > 0 && neap_klt_positions(ret_copy->units, n, ret_copy->positions);
+    ret_copy->n = ret_copy->by_klt ? n : 1;
+    if (!ret_copy->by_klt) ret_copy->units[0] = unit;
+    for (size_t i = 0; i < ret_copy->n; i++) {
+        ret_copy->chunks[i] = codec_chunk(ret_copy->units[i]);
+        ret_copy->units[i]->copying = true;
+    }
+    pool->reading = true;
     return 0;
 }
 
 void neap_pool_copy_read(neap_pool *pool, neap_copy *copy, void *buffer) {
     struct iovec raw[2];
-    const size_t n_raw = copy->codec ? 0 : raw_parts(copy->unit, raw);
+    const size_t n_raw = copy->codec ? 0 : raw_parts(copy->units[0], raw);
     pthread_mutex_unlock(&pool->lock);
     take_bytes(copy, raw, n_raw, buffer);
     pthread_mutex_lock(&pool->lock);
-    pool->reading = NULL;
+    pool->reading = false;
     pthread_cond_broadcast(&pool->changed);
+}
+
+/* None has changed or gone since it was taken; nor are they being copied any more. [L] */
+static bool end_copying(const neap_copy *copy) {
+    bool all = true;
+    for (size_t i = 0; i < copy->n; i++) {
+        all = all && copy->units[i]->copying;
+        copy->units[i]->copying = false;
+    }
+    return all;
 }
 
 int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_bytes) {
     const neap_codec *codec = copy->codec;
     struct iovec part = copy->bytes;
+    neap_unit *last = copy->units[copy->n - 1];
     neap_swap_record *record = NULL;
     neap_klt_note *note = NULL;
-    int err = copy->by_klt ? neap_klt_encode_planes(&copy->klt, &copy->chunk, copy->positions,
+    int err = copy->by_klt ? neap_klt_encode_planes(&copy->klt, copy->chunks, copy->positions,
                                                     part.iov_base, &part.iov_len, &note)
                            : NEAP_E_BOUND;
     if (err == NEAP_E_BOUND)
-        err = codec ? codec->encode(&copy->chunk, part.iov_base, copy->bytes.iov_len, &part.iov_len)
+        err = codec ? codec->encode(&copy->chunks[copy->n - 1], part.iov_base, copy->bytes.iov_len,
+                                    &part.iov_len)
                     : 0;
     if (!err) err = neap_swapfile_put(pool->swapfile, &part, 1, &record);
     pthread_mutex_lock(&pool->lock);
-    if (!err && copy->unit->copying) {
-        copy->unit->swap = record;
-        copy->unit->coded = note ? NULL : codec;
-        copy->unit->klt = note;
-        copy->unit->keeps_codec = !note && codec && !codec->lossless;
+    if (end_copying(copy) && !err) {
+        if (note) {
+            neap_klt_give(copy->units, copy->n, record, note);
+        } else {
+            last->swap = record;
+            last->coded = codec;
+            last->keeps_codec = codec && !codec->lossless;
+        }
         record = NULL;
         note = NULL;
     }
-    copy->unit->copying = false;
     pthread_mutex_unlock(&pool->lock);
     free(note);
     if (record) neap_swapfile_drop(pool->swapfile, record);
@@ -658,11 +687,15 @@ static int load_coded(neap_pool *pool, const neap_unit *unit, neap_worker *worke
     return unit->coded->decode(bytes, len, &chunk);
 }
 
+int neap_kv_units_load(neap_pool *pool, neap_unit *const *units, size_t n, neap_worker *worker) {
+    neap_codec_chunk chunks[NEAP_KLT_LAYERS];
+    for (size_t i = 0; i < n; i++)
+        chunks[i] = codec_chunk(units[i]);
+    return neap_klt_load(pool, units, chunks, n, worker);
+}
+
 int neap_kv_unit_load(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
-    if (unit->klt) {
-        const neap_codec_chunk chunk = codec_chunk(unit);
-        return neap_klt_load_unit(pool, unit, &chunk, worker);
-    }
+    if (unit->klt) return neap_kv_units_load(pool, &unit, 1, worker);
     if (unit->coded) return load_coded(pool, unit, worker);
     struct iovec parts[2];
     const size_t n = raw_parts(unit, parts);

@@ -27,9 +27,10 @@
  *  7 Spans are whole pages, lie in one unit only, and hold no page while their unit is EVICTED or
  *    LOST. The page in which two units meet belongs to neither and stays.
  *  8 n_restoring counts the units RESTORING.
- *  9 Only a RESIDENT KV unit without a swap record is being copied; at most one is. Its bytes do
- *    not change and it stays RESIDENT while it is being read.
- * 10 What klt coded is in the swap file, has no other codec, and was rounded by none.
+ *  9 Only a RESIDENT KV unit without a swap record is being copied; several are only if klt codes
+ *    them together. Their bytes do not change and they stay RESIDENT while they are being read.
+ * 10 What klt coded is in the swap file, has no other codec, and was rounded by none. Its record is
+ *    shared by those units only, of the same cells of a block's layers, that its note counts.
  *
  * Threading. One lock for the table: what happens under it is short, transfers run outside, owned
  * by whoever put the unit into EVICTING or RESTORING. States are read without the lock; a reader
@@ -71,7 +72,7 @@ int neap_pool_create(const neap_pool_options *options, neap_pool **ret_pool) {
 static void free_unit_memory(neap_unit *unit, void *ctx) {
     (void)ctx;
     free(unit->parts);
-    free(unit->klt);
+    if (unit->klt && --unit->klt->n_holders == 0) free(unit->klt);
 }
 
 void neap_pool_free(neap_pool *pool) {
@@ -151,12 +152,13 @@ void neap_unit_delete(neap_pool *pool, neap_unit *unit) {
 }
 
 void neap_unit_forget_copies(neap_pool *pool, neap_unit *unit) {
+    const bool is_shared = unit->klt && --unit->klt->n_holders > 0;
     if (unit->stack) neap_stack_drop(pool->stack, unit->stack);
-    if (unit->swap) neap_swapfile_drop(pool->swapfile, unit->swap);
+    if (unit->swap && !is_shared) neap_swapfile_drop(pool->swapfile, unit->swap);
+    if (!is_shared) free(unit->klt);
     unit->stack = NULL;
     unit->swap = NULL;
     unit->coded = NULL;
-    free(unit->klt);
     unit->klt = NULL;
     unit->copying = false;
 }
@@ -271,6 +273,11 @@ neap_unit_bytes neap_unit_size(const neap_unit *unit) {
     return bytes;
 }
 
+uint64_t neap_unit_stored_bytes(const neap_unit *unit) {
+    if (!unit->swap) return 0;
+    return neap_swap_record_len(unit->swap) / (unit->klt ? unit->klt->n_holders : 1);
+}
+
 int neap_pool_evict(neap_pool *pool, neap_unit *unit, neap_action action, neap_worker *worker,
                     neap_evicted *ret_evicted) {
     *ret_evicted = (neap_evicted){.action = action};
@@ -327,6 +334,12 @@ int neap_pool_load(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
                        : neap_weight_unit_load(pool, unit, worker);
 }
 
+int neap_pool_load_together(neap_pool *pool, neap_unit *const *units, size_t n,
+                            neap_worker *worker) {
+    return n == 1 ? neap_pool_load(pool, units[0], worker)
+                  : neap_kv_units_load(pool, units, n, worker);
+}
+
 /* A damaged copy of cells cannot be had again; every other failure may pass. */
 static bool is_loss(const neap_unit *unit, int err) {
     return unit->is_kv && err == NEAP_E_CORRUPT;
@@ -352,7 +365,10 @@ void neap_pool_finish(neap_pool *pool, neap_unit *unit, int err, uint64_t began_
     count_time(counters, unit, began_ns);
     unit->last_error = err;
     if (err) {
-        if (is_loss(unit, err)) neap_unit_forget_copies(pool, unit);
+        if (is_loss(unit, err)) {
+            neap_klt_disown(pool, unit);
+            neap_unit_forget_copies(pool, unit);
+        }
         neap_pool_note_error(pool, unit, err);
         neap_unit_move(pool, unit, is_loss(unit, err) ? NEAP_UNIT_LOST : NEAP_UNIT_EVICTED);
     } else {
@@ -416,13 +432,14 @@ typedef struct check_context {
     size_t n_spans, cap_spans;
 } check_context;
 
-static void check_copies(const neap_unit *unit, neap_unit_state state) {
+static void check_copies(const neap_pool *pool, const neap_unit *unit, neap_unit_state state) {
     const bool away = state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_RESTORING;
     if (unit->queued && !away) BROKEN(unit, "2");
     if (state == NEAP_UNIT_RESIDENT && unit->stack) BROKEN(unit, "5");
     if (unit->copying && (state != NEAP_UNIT_RESIDENT || unit->swap)) BROKEN(unit, "9");
     if (unit->klt && (!unit->swap || unit->stack || unit->coded || unit->keeps_codec))
         BROKEN(unit, "10");
+    if (unit->klt && !neap_klt_is_counted(pool, unit)) BROKEN(unit, "10");
     if (unit->is_kv) {
         const bool empty = state == NEAP_UNIT_EMPTY;
         if (empty != (unit->used == 0)) BROKEN(unit, "3");
@@ -458,7 +475,7 @@ static void check_unit(neap_unit *unit, void *ctx_ptr) {
     const neap_unit_state state = neap_unit_state_of(unit);
     ctx->n_absent += is_absent(state);
     ctx->n_restoring += state == NEAP_UNIT_RESTORING;
-    check_copies(unit, state);
+    check_copies(ctx->pool, unit, state);
     if (!ctx->full) return;
     for (size_t i = 0; i < unit->n_parts; i++)
         check_span(ctx, unit, state, unit->parts[i].inner);

@@ -53,6 +53,7 @@ typedef struct neap_weight_part {
 typedef struct neap_klt_use {
     const neap_klt_model *model; /* the pool's when the cache was added; NULL: none */
     int block;                   /* -1: the pool's codec codes the cache */
+    uint32_t at;                 /* which of the block's layers this is */
     float expected;              /* most error of a row that the model makes expect */
 } neap_klt_use;
 
@@ -66,13 +67,18 @@ struct neap_kv {
     neap_unit_id *units; /* [n_streams * (whole_streams ? 1 : n_chunks)] */
 
     neap_klt_use klt;
+    /* The caches of the same region that are the layers of its block, itself among them. NULL: not
+     * there (yet). */
+    neap_kv *peers[NEAP_KLT_LAYERS];
 };
 
-/* How klt coded a chunk. */
+/* How klt coded chunks, the same cells of the layers of a block: all have this note and its record.
+ */
 typedef struct neap_klt_note {
-    float error;         /* mean of its rows, in units of neap_klt_use.expected */
-    int32_t first;       /* position of the first row; with n 0 the others follow it one by one */
-    uint32_t n;          /* rows */
+    uint32_t n_holders; /* chunks whose copy the record is; the pool's lock, the rest is constant */
+    float error;        /* mean of its rows, in units of neap_klt_use.expected */
+    int32_t first;      /* position of the first row; with n 0 the others follow it one by one */
+    uint32_t n;         /* rows */
     int32_t positions[]; /* [n] that K was turned to */
 } neap_klt_note;
 
@@ -140,8 +146,8 @@ typedef struct neap_pool {
     neap_unit *free_units;
     atomic_uint n_absent; /* units EVICTING, EVICTED, RESTORING or LOST */
     uint32_t n_restoring;
-    const neap_unit *reading; /* its bytes are being taken, they must stay; NULL: none */
-    uint64_t released_seq;    /* the running eviction; see passed_over */
+    bool reading;          /* the bytes of the units being copied are being taken, they must stay */
+    uint64_t released_seq; /* the running eviction; see passed_over */
     neap_kv *kvs;
     neap_model_file *files;
     neap_pool_counters counters;
@@ -190,11 +196,19 @@ typedef struct neap_unit_bytes {
     uint64_t in_use;    /* bytes of the unit in use, whole pages for KV */
     uint64_t evictable; /* of those: what evicting releases */
 } neap_unit_bytes;
-neap_unit_bytes neap_unit_size(const neap_unit *unit); /* [L] */
-uint64_t neap_kv_raw_bytes(const neap_unit *unit);     /* of its cells in use, uncompressed [L] */
-/* Whether klt is to code the chunk - its cache fits, all cells are in use, no other codec has
- * rounded it - and to how many bytes. [L], or who evicts it */
-bool neap_klt_takes(const neap_pool *pool, const neap_unit *unit);
+neap_unit_bytes neap_unit_size(const neap_unit *unit);  /* [L] */
+uint64_t neap_kv_raw_bytes(const neap_unit *unit);      /* of its cells in use, uncompressed [L] */
+uint64_t neap_unit_stored_bytes(const neap_unit *unit); /* its part of its record on storage [L] */
+/* Whether klt codes chunks of the cache: it fits the model, and so do those of the other layers of
+ * its block. [L] */
+bool neap_klt_fits(const neap_kv *kv);
+/* The chunks that klt is to code together: the same cells of the layers of a block, this one among
+ * them, in the order of the layers. 0: klt is not for it now, because of one of them - its cache
+ * does not fit, cells are unused, another codec has rounded it, it has a copy. [L] */
+size_t neap_klt_members(const neap_pool *pool, const neap_unit *unit,
+                        neap_unit *ret_units[NEAP_KLT_LAYERS]);
+/* Of all of them: what evicting releases, and bytes when coded. */
+uint64_t neap_klt_evictable(const neap_pool *pool, const neap_unit *unit);
 size_t neap_klt_expected(const neap_unit *unit);
 
 /* ---- transitions ---- */
@@ -223,13 +237,22 @@ void *neap_worker_bounce(neap_worker *worker, size_t len); /* page-aligned; NULL
 int neap_pool_evict(neap_pool *pool, neap_unit *unit, neap_action action, neap_worker *worker,
                     neap_evicted *ret_evicted);
 
-/* A KV chunk as it was, in a buffer of its writer's, on its way to the swap file. */
+/* Before the eviction of a RESIDENT chunk that klt is to code: codes and writes it and those that
+ * go with it (neap_klt_members), which are clean then, and still resident. Nothing may use them.
+ * Where klt turns out not to be for them, or storage takes nothing, they are as before. Returns how
+ * many are to be evicted: the chunk alone when it need not be coded any more. */
+size_t neap_pool_code_together(neap_pool *pool, neap_unit *unit, neap_worker *worker,
+                               neap_unit *ret_units[NEAP_KLT_LAYERS]);
+
+/* KV chunks as they were, in a buffer of their writer's, on their way to the swap file: one, or
+ * those that klt codes together. */
 typedef struct neap_copy {
-    neap_unit *unit;
-    const neap_codec *codec; /* NULL: raw */
-    neap_codec_chunk chunk;  /* to be coded */
-    struct iovec bytes;      /* raw bytes, or room for the coded ones */
-    bool by_klt;             /* where klt takes it */
+    neap_unit *units[NEAP_KLT_LAYERS];
+    size_t n;
+    const neap_codec *codec;                  /* NULL: raw */
+    neap_codec_chunk chunks[NEAP_KLT_LAYERS]; /* to be coded */
+    struct iovec bytes;                       /* raw bytes, or room for the coded ones */
+    bool by_klt; /* all of them; where klt takes them: else the last by codec */
     neap_klt_use klt;
     int32_t positions[NEAP_CHUNK_CELLS];
 } neap_copy;
@@ -237,19 +260,19 @@ typedef struct neap_copy {
 /* The RESIDENT chunk without a copy that an eviction would send first (the rearmost), if all of its
  * cells are in use: such a one does not change until it is rewritten. NULL: none. [L] */
 neap_unit *neap_pool_next_to_copy(neap_pool *pool);
-/* Size of the buffer that copying the unit takes; *ret_most: most bytes it may take on storage. [L]
- */
+/* Size of the buffer that copying the unit, and those that go with it, takes; *ret_most: most bytes
+ * that may be written to storage. [L] */
 size_t neap_pool_copy_size(const neap_pool *pool, const neap_unit *unit, size_t *ret_most);
-/* Begins a copy: what is known of the unit now, the positions of its cells included. The caller has
- * seen that no use runs, and lets none begin until it returns. From here until the bytes are read
- * pool->reading is set, which whoever writes, evicts or removes the unit waits for. One copy at a
- * time. Fails: -EAGAIN (it is not such a unit any more, or one of another size). [L] */
+/* Begins a copy: what is known of the units now, the positions of their cells included. The caller
+ * has seen that no use runs, and lets none begin until it returns. From here until the bytes are
+ * read pool->reading is set, which whoever writes, evicts or removes the units waits for. One copy
+ * at a time. Fails: -EAGAIN (it is not such a unit any more, or one of another size). [L] */
 int neap_pool_copy_take(neap_pool *pool, neap_unit *unit, size_t size, neap_copy *ret_copy);
-/* Reads its bytes into the page-aligned buffer of that size; uses may begin. Afterwards the unit
+/* Reads their bytes into the page-aligned buffer of that size; uses may begin. Afterwards the units
  * may be used as any other. Lets go of the lock meanwhile. [L] */
 void neap_pool_copy_read(neap_pool *pool, neap_copy *copy, void *buffer);
-/* Codes and writes what was taken. The unit is clean then, unless it has changed or gone: in that
- * case the record is dropped. Without the lock. */
+/* Codes and writes what was taken. The units are clean then, unless one has changed or gone: in
+ * that case the record is dropped. Without the lock. */
 int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_bytes);
 
 /* EVICTED -> RESTORING, by the thread that then calls load and finish. [L] */
@@ -267,6 +290,13 @@ size_t neap_pool_allocation(neap_pool *pool, neap_unit *unit,
 int neap_pool_allocate_together(neap_pool *pool, neap_unit *const *units, size_t n);
 /* Fills a claimed and allocated unit. Without the lock. */
 int neap_pool_load(neap_pool *pool, neap_unit *unit, neap_worker *worker);
+/* The other chunks whose copy is in the record of this one. [L] */
+size_t neap_pool_sharers(const neap_pool *pool, const neap_unit *unit,
+                         neap_unit *ret_units[NEAP_KLT_LAYERS]);
+/* Fills units, one or such that share a record, claimed and allocated; all or none. Without the
+ * lock. */
+int neap_pool_load_together(neap_pool *pool, neap_unit *const *units, size_t n,
+                            neap_worker *worker);
 /* RESTORING -> RESIDENT (err 0), LOST or EVICTED. Takes the lock, wakes the waiters. began_ns: when
  * a thread of the unit's path took it. */
 void neap_pool_finish(neap_pool *pool, neap_unit *unit, int err, uint64_t began_ns);

@@ -48,6 +48,7 @@ int neap_kv_unit_allocate(neap_pool *pool, neap_unit *unit);
 size_t neap_kv_unit_allocation(neap_pool *pool, neap_unit *unit, neap_unit **ret_units);
 int neap_kv_units_allocate(neap_pool *pool, neap_unit *const *units, size_t n);
 int neap_kv_unit_load(neap_pool *pool, neap_unit *unit, neap_worker *worker);
+int neap_kv_units_load(neap_pool *pool, neap_unit *const *units, size_t n, neap_worker *worker);
 void neap_kv_unit_release(neap_pool *pool, neap_unit *unit);
 int neap_kv_unit_open(neap_pool *pool, neap_unit *unit); /* accessible, nothing committed */
 void neap_kv_unit_zero_edges(const neap_unit *unit);
@@ -56,17 +57,30 @@ void neap_kv_unit_zero_edges(const neap_unit *unit);
 /* Whether the pool's current model codes a cache of this layout; sets what the cache keeps of it.
  */
 void neap_klt_fit(neap_kv *kv);
-/* Room to code the chunk, page-aligned: encoded bytes from its start, scratch behind them. */
+/* Makes a new cache, not on the pool's list yet, and those of its block's layers each other's
+ * peers. [L] */
+void neap_klt_join(neap_pool *pool, neap_kv *kv);
+/* Room to code the chunk and those that go with it, page-aligned: encoded bytes from its start,
+ * scratch behind them. */
 size_t neap_klt_room(const neap_unit *unit);
-/* The positions of the unit's cells in use. */
-void neap_klt_positions(const neap_unit *unit, int32_t positions[NEAP_CHUNK_CELLS]);
-/* Codes the planes of a unit, or a copy of them. NEAP_E_BOUND: klt is not for this chunk
- * (the error is over the limit, or it saves less than q8). *ret_note is malloc'd. */
+/* The positions of the cells of chunks that klt codes together. False: they are not the same. */
+bool neap_klt_positions(neap_unit *const *units, size_t n, int32_t positions[NEAP_CHUNK_CELLS]);
+/* Codes the planes of those chunks (of each one element), or copies of them. NEAP_E_BOUND: klt is
+ * not for them (the error is over the limit, or it saves less than q8). *ret_note is malloc'd, and
+ * held by none. */
 int neap_klt_encode_planes(const neap_klt_use *use, const neap_codec_chunk *planes,
                            const int32_t *positions, void *room, size_t *ret_len,
                            neap_klt_note **ret_note);
-/* Reads the unit's record and decodes it into its planes. */
-int neap_klt_load_unit(neap_pool *pool, const neap_unit *unit, const neap_codec_chunk *planes,
-                       neap_worker *worker);
+/* They hold record and note from now on. [L] */
+void neap_klt_give(neap_unit *const *units, size_t n, neap_swap_record *record,
+                   neap_klt_note *note);
+/* Reads the record of units that share it and decodes their planes (of each one element). */
+int neap_klt_load(neap_pool *pool, neap_unit *const *units, const neap_codec_chunk *planes,
+                  size_t n, neap_worker *worker);
+/* The record was found damaged: RESIDENT units that share it with this one do not count on it any
+ * more. [L] */
+void neap_klt_disown(neap_pool *pool, const neap_unit *unit);
+/* Whether the note counts those that hold it. [L] */
+bool neap_klt_is_counted(const neap_pool *pool, const neap_unit *unit);
 void neap_klt_close_models(neap_pool *pool);
 #endif

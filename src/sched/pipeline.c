@@ -4,7 +4,8 @@
  *                                    commits the pages of the next
  *   memory queue   u2 u3 ...     --> one thread that decodes
  *
- * Queues are in order of need; a unit stands in the queue of the path that its copy lies on.
+ * Queues are in order of need; a unit stands in the queue of the path that its copy lies on. What
+ * klt coded together and is wanted comes with the first of it.
  * A run of a path lasts from the first unit that one of its threads takes to the moment when all of
  * them find the queue empty: over it the path's throughput is measured.
  *
@@ -233,16 +234,44 @@ static int allocate(neap_pipeline *pipeline, neap_unit *unit) {
     return err;
 }
 
+/* Claims and allocates those in a queue that share the unit's record: they come back by one read;
+ * their number. Lets go of the lock meanwhile. [L] */
+static size_t join(neap_pipeline *pipeline, const neap_unit *unit, neap_unit **ret_units) {
+    neap_pool *pool = pipeline->pool;
+    neap_unit *others[NEAP_KLT_LAYERS];
+    const size_t n_others = neap_pool_sharers(pool, unit, others);
+    size_t n = 0;
+    for (size_t i = 0; i < n_others; i++) {
+        if (!others[i]->queued) continue;
+        const uint64_t began_ns = neap_clock_ns();
+        int err = 0;
+        unlink_unit(pipeline, others[i]);
+        if (neap_unit_state_of(others[i]) == NEAP_UNIT_EVICTED) err = allocate(pipeline, others[i]);
+        if (!err) {
+            ret_units[n++] = others[i];
+            continue;
+        }
+        pthread_mutex_unlock(&pool->lock);
+        neap_pool_finish(pool, others[i], err, began_ns);
+        pthread_mutex_lock(&pool->lock);
+    }
+    return n;
+}
+
 int neap_pipeline_restore_here(neap_pipeline *pipeline, neap_unit *unit, neap_worker *worker) {
     neap_pool *pool = pipeline->pool;
     const uint64_t began_ns = neap_clock_ns();
+    neap_unit *units[NEAP_KLT_LAYERS] = {unit};
+    size_t n = 1;
     int err = 0;
     if (unit->queued) unlink_unit(pipeline, unit);
     if (neap_unit_state_of(unit) == NEAP_UNIT_EVICTED) err = allocate(pipeline, unit);
+    if (!err) n += join(pipeline, unit, units + 1);
     pthread_mutex_unlock(&pool->lock);
-    /* The unit is this thread's own; finish tells whoever waits. */
-    if (!err) err = neap_pool_load(pool, unit, worker);
-    neap_pool_finish(pool, unit, err, began_ns);
+    /* The units are this thread's own; finish tells whoever waits. */
+    if (!err) err = neap_pool_load_together(pool, units, n, worker);
+    for (size_t i = 0; i < n; i++)
+        neap_pool_finish(pool, units[i], err, began_ns);
     pthread_mutex_lock(&pool->lock);
     return err;
 }

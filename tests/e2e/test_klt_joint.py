@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Codec klt with the chunks of four layers coded together, end to end: neap train makes the file,
+--codec klt and klt:8 take it; a context evicted at once, or little by little, comes back the same
+from the second time on, 8 times smaller, and answers; a shift of the context and a lost record."""
+
+import json
+import os
+import subprocess
+
+import support as s
+
+CONTEXT = 1300  # words, 1.2 tokens each
+N_PREDICT = 16
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def train(cache, model):
+    """A small, quick training."""
+    texts = os.path.join(s.ROOT, "share", "calibration")
+    text = os.path.join(cache, "text.txt")
+    with open(text, "w", encoding="utf-8") as out:
+        for name in ("01-devils-dictionary-en.txt", "07-own-documents.txt"):
+            with open(os.path.join(texts, name), encoding="utf-8") as part:
+                out.write(part.read()[:12000])
+        out.write(s.prose(30, 1500))
+    done = subprocess.run([s.NEAP, "train", "--json", "--profile", "joint", model, text],
+                          env=dict(os.environ, XDG_CACHE_HOME=cache), check=False,
+                          capture_output=True, text=True, timeout=s.REQUEST_LIMIT_S)
+    s.check(done.returncode == 0, f"neap train: exit {done.returncode}\n{done.stderr}")
+    made = json.loads(done.stdout)["files"][0]
+    s.check(made["path"].endswith("klt-joint-8.bin") and os.path.getsize(made["path"]) > 0,
+            f"{made}")
+
+
+def next_tokens(server, prompt, forced):
+    """The most likely token after the prompt and each beginning of the forced tokens."""
+    return [server.tokens(prompt + forced[:i], 1)[0] for i in range(len(forced))]
+
+
+def cycles(work, cache, codec):
+    with s.Server(work, s.SMOLLM2, codec=codec, env={"XDG_CACHE_HOME": cache}) as server:
+        s.check_equal(server.stat()["codec_note"], "klt-joint-8", "file in use")
+        prompt = server.tokenize(s.prose(31, CONTEXT))
+        resident = server.tokens(prompt, N_PREDICT)
+        exact = read(server.slot_save("0"))
+        result = server.evict("100%", only="kv")
+        s.check(result["kv_storage_bytes"] > 0 and result["kv_memory_bytes"] == 0,
+                f"{codec}: klt's place is storage: {result}")
+        stat = server.stat()
+        s.check_equal(stat["units"]["kv_evicted"], stat["units"]["kv"], "all KV evicted")
+        s.check(stat["units"]["klt"] > 4 * stat["units"]["klt_left"], f"units: {stat['units']}")
+        s.check(5.5 < stat["ratio"] < 9, f"ratio {stat['ratio']}")
+        s.check(0 < stat["error"] < 4, f"error {stat['error']}")
+        rounded = read(server.slot_save("1"))
+        s.check(rounded != exact, "klt changed nothing: was it used?")
+        for step in range(8):  # more and more of what is clean
+            result = server.evict(f"{step * 12 + 4}%", only="kv")
+            s.check(result["released_bytes"] > 0, f"nothing went: {result}")
+            if step % 2:
+                s.check_equal(read(server.slot_save("2")), rounded, f"after {step} evictions")
+
+        answers = next_tokens(server, prompt, resident)
+        agree = sum(a == b for a, b in zip(answers, resident))
+        s.check(agree >= 0.7 * N_PREDICT, f"only {agree} of {N_PREDICT} tokens agree")
+        server.evict("100%")
+        s.check_equal(next_tokens(server, prompt, resident), answers, "after another cycle")
+        s.check_equal(server.stat()["counters"]["errors"], 0, "errors")
+        s.say(f"{codec}: {stat['ratio']:.2f} times smaller, error {stat['error']:.2f}, "
+              f"{agree} of {N_PREDICT} tokens agree")
+
+
+def little_by_little(work, cache):
+    """Coded by many evictions, with answers in between, chunks are coded once, too."""
+    with s.Server(work, s.SMOLLM2, codec="klt", env={"XDG_CACHE_HOME": cache}) as server:
+        prompt = server.tokenize(s.prose(31, CONTEXT))
+        server.tokens(prompt, 1)
+        for _ in range(12):
+            result = server.evict("9%", only="kv")
+            s.check(result["released_bytes"] >= result["asked_bytes"] or result["exhausted"],
+                    f"released too little: {result}")
+            units = server.stat()["units"]
+            s.check(units["klt"] % 2 == 0, f"layers apart: {units}")
+        first = read(server.slot_save("1"))
+        server.evict("100%", only="kv")
+        s.check_equal(read(server.slot_save("2")), first, "a second cycle")
+        s.check_equal(server.stat()["counters"]["errors"], 0, "errors")
+
+
+def shifts(work, cache):
+    """Cells move to other positions while their chunks are away."""
+    with s.Server(work, s.SMOLLM2, "--context-shift", codec="klt:8", ctx=1024,
+                  env={"XDG_CACHE_HOME": cache}) as server:
+        server.tokens(s.prose(32, 700), 16)
+        server.evict("100%")
+        server.tokens(s.prose(32, 700), 400)
+        server.evict("100%")
+        first = read(server.slot_save("2"))
+        s.check(server.stat()["units"]["klt"] > 0, "klt codes what was shifted")
+        server.evict("100%")
+        s.check(read(server.slot_save("3")) == first, "after a shift: the second cycle changed bytes")
+        s.check_equal(server.stat()["counters"]["errors"], 0, "errors")
+
+
+def body(work):
+    model = s.model_path(s.SMOLLM2)
+    cache = os.path.join(work, "cache")
+    os.mkdir(cache)
+    train(cache, model)
+    for codec in ("klt", "klt:8"):
+        cycles(work, cache, codec)
+    little_by_little(work, cache)
+    shifts(work, cache)
+
+
+s.main(body)
