@@ -255,7 +255,7 @@ typedef struct neap_evict_result {
     uint64_t asked_bytes;
     uint64_t released_bytes;   /* what the kernel got back, compressed copies subtracted */
     uint64_t weights_bytes;    /* of that: weights dropped */
-    uint64_t kv_memory_bytes;  /* KV bytes (uncompressed) that went to the in-memory stack */
+    uint64_t kv_memory_bytes;  /* KV bytes (uncompressed) with copies in memory now */
     uint64_t kv_storage_bytes; /* KV bytes (uncompressed) that went to the swap file or were clean
                                   there */
     uint64_t scratch_bytes;    /* compute buffers released */

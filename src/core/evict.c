@@ -36,12 +36,10 @@ static void add_kv(neap_totals *t, const neap_unit *unit, neap_unit_state state,
     t->kv += bytes.in_use;
     t->kv_evictable += bytes.evictable;
     t->kv_resident += bytes.in_use - (away ? bytes.evictable : 0);
-    size_t len = 0;
-    if (unit->stack) neap_stack_bytes(unit->stack, &len);
-    t->kv_memory += len;
+    t->kv_memory += neap_unit_memory_bytes(unit);
     t->kv_storage += neap_unit_stored_bytes(unit);
     if (unit->coded || unit->klt) {
-        t->kv_coded += len + neap_unit_stored_bytes(unit);
+        t->kv_coded += unit->memory.len + neap_unit_stored_bytes(unit);
         t->kv_coded_from += neap_kv_raw_bytes(unit);
     }
     t->n_klt += unit->klt != NULL;
@@ -96,6 +94,7 @@ typedef struct eviction {
 
     pthread_mutex_t lock; /* guards the rest, and result, while steps run */
     uint64_t dropped;     /* pages of units that went back */
+    uint64_t evicted;     /* pages of units that were evicted, gone or taken by a copy */
     size_t n_steps, next; /* of the plan; the first one not begun */
     turn turn;
     uint32_t n_running;
@@ -149,7 +148,7 @@ static uint64_t expected_encoded(const eviction *e, uint64_t raw) {
 static uint64_t expected_stored(const eviction *e, const neap_unit *unit, uint64_t raw,
                                 uint64_t encoded) {
     if (unit->swap) return neap_unit_stored_bytes(unit);
-    if (unit->stack) return encoded; /* is moved as it is */
+    if (unit->memory.len > 0) return encoded; /* is moved as it is */
     return e->engine->pool->storage_codec ? expected_encoded(e, raw) : raw;
 }
 
@@ -170,7 +169,7 @@ static const neap_unit *stands_for(const neap_pool *pool, const neap_unit *unit)
 static void add_candidate(neap_unit *unit, void *ctx) {
     eviction *e = ctx;
     const neap_unit_state state = neap_unit_state_of(unit);
-    const bool in_memory = state == NEAP_UNIT_EVICTED && unit->stack;
+    const bool in_memory = state == NEAP_UNIT_EVICTED && unit->memory.len > 0;
     uint64_t evictable = neap_unit_size(unit).evictable;
     if ((state != NEAP_UNIT_RESIDENT && !in_memory) || evictable == 0) return;
     const neap_unit *together = stands_for(e->engine->pool, unit);
@@ -183,8 +182,7 @@ static void add_candidate(neap_unit *unit, void *ctx) {
         e->out_of_memory = true;
         return;
     }
-    size_t encoded = 0;
-    if (in_memory) neap_stack_bytes(unit->stack, &encoded);
+    const uint64_t encoded = in_memory ? neap_unit_memory_bytes(unit) : 0;
     e->room.units[e->n_units++] = (neap_policy_unit){
         .id = unit->id,
         .is_kv = unit->is_kv,
@@ -269,6 +267,8 @@ static uint64_t released(const eviction *e) {
 
 static void account(eviction *e, const neap_unit *unit, const neap_evicted *evicted) {
     e->dropped += evicted->dropped_bytes;
+    if (evicted->action != NEAP_ACTION_MEMORY_TO_STORAGE)
+        e->evicted += evicted->dropped_bytes + evicted->kept_bytes;
     e->given += evicted->dropped_bytes + evicted->unstacked_bytes - evicted->stacked_bytes;
     if (!unit->is_kv)
         e->result.weights_bytes += evicted->dropped_bytes;
@@ -292,8 +292,8 @@ static turn turn_of(neap_action action) {
 static bool fits(const eviction *e, const neap_unit *unit, neap_action action) {
     const neap_unit_state state = neap_unit_state_of(unit);
     if (unit->passed_over == e->sequence) return false;
-    return action == NEAP_ACTION_MEMORY_TO_STORAGE ? state == NEAP_UNIT_EVICTED && unit->stack
-                                                   : state == NEAP_UNIT_RESIDENT;
+    if (action != NEAP_ACTION_MEMORY_TO_STORAGE) return state == NEAP_UNIT_RESIDENT;
+    return state == NEAP_UNIT_EVICTED && unit->memory.len > 0;
 }
 
 /* The most that a step releases. */
@@ -307,12 +307,8 @@ static uint64_t expected_release(const eviction *e, const neap_step *step) {
     const neap_unit *unit = neap_pool_unit(e->engine->pool, step->id);
     const neap_action action = step->action;
     const uint64_t evictable = most_release(e, step);
-    size_t len = 0;
-    if (action == NEAP_ACTION_MEMORY_TO_STORAGE) {
-        const bool is_there = neap_unit_state_of(unit) == NEAP_UNIT_EVICTED && unit->stack;
-        if (is_there) neap_stack_bytes(unit->stack, &len);
-        return len;
-    }
+    if (action == NEAP_ACTION_MEMORY_TO_STORAGE)
+        return neap_unit_state_of(unit) == NEAP_UNIT_EVICTED ? neap_unit_memory_bytes(unit) : 0;
     if (action != NEAP_ACTION_TO_MEMORY) return evictable;
     const uint64_t encoded = expected_encoded(e, evictable);
     return encoded < evictable ? evictable - encoded : 0;
@@ -432,9 +428,9 @@ static void run_plan(eviction *e, size_t n_steps) {
     for (size_t i = 0; i < n_steps; i++) {
         const neap_step *step = &e->room.steps[i];
         n_of_turn[turn_of(step->action)]++;
-        if (step->action == NEAP_ACTION_TO_MEMORY)
-            to_stack +=
-                expected_encoded(e, neap_unit_size(neap_pool_unit(pool, step->id)).evictable);
+        const neap_unit *unit = neap_pool_unit(pool, step->id);
+        if (step->action == NEAP_ACTION_TO_MEMORY && !neap_kv_fits_in_place(unit))
+            to_stack += expected_encoded(e, neap_unit_size(unit).evictable);
     }
     neap_stack_expect(pool->stack, to_stack);
     e->n_steps = n_steps;
@@ -521,7 +517,7 @@ int neap_evict_unseen(neap_engine *engine, const neap_evict_request *request,
         snprintf(engine->pool->last_error, sizeof engine->pool->last_error,
                  "the swap file took no more: %s", neap_strerror(e.result.storage_error));
     }
-    engine->bytes_evicted += e.dropped + e.result.scratch_bytes;
+    engine->bytes_evicted += e.evicted + e.result.scratch_bytes;
 #ifdef NEAP_FAULTS
     neap_pool_check(engine->pool, false);
 #endif

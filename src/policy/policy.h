@@ -11,19 +11,19 @@
 
 typedef enum neap_action {
     NEAP_ACTION_DROP,              /* clean: a copy exists on storage; only release */
-    NEAP_ACTION_TO_MEMORY,         /* encode onto the stack */
+    NEAP_ACTION_TO_MEMORY,         /* encode, the copy stays in memory */
     NEAP_ACTION_TO_STORAGE,        /* write to the swap file */
-    NEAP_ACTION_MEMORY_TO_STORAGE, /* CompKV: move the encoded chunk from stack to swap file */
+    NEAP_ACTION_MEMORY_TO_STORAGE, /* CompKV: move the encoded chunk from memory to the swap file */
 } neap_action;
 
 typedef struct neap_policy_unit {
     neap_unit_id id;
-    bool is_kv, is_clean, in_memory; /* in_memory: evicted, encoded on the stack */
+    bool is_kv, is_clean, in_memory; /* in_memory: evicted, encoded in memory */
     int layer;
     uint32_t stream, chunk;
     uint64_t release_bytes; /* what releasing its pages gives back (for in_memory: encoded bytes) */
     uint64_t raw_bytes;     /* bytes to restore */
-    uint64_t encoded_bytes; /* expected size on the stack; 0 for weights */
+    uint64_t encoded_bytes; /* expected size of a copy in memory; 0 for weights */
     uint64_t stored_bytes;  /* expected size on storage; 0: raw_bytes */
     uint64_t last_use;      /* number of the last graph that needed it; 0: none, or not counted */
 } neap_policy_unit;

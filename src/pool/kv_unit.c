@@ -55,8 +55,7 @@ static bool is_transposed(const neap_unit *unit, size_t plane) {
     return unit->kv->layout.planes[plane].transposed;
 }
 
-/* The inner pages that hold cells in use; of a transposed plane, all inner pages. */
-static neap_span inner_in_use(const neap_unit *unit, size_t plane) {
+neap_span neap_kv_unit_in_use(const neap_unit *unit, size_t plane) {
     neap_span inner = neap_kv_unit_inner(unit, plane);
     if (inner.len == 0 || is_transposed(unit, plane)) return inner;
     const neap_span whole = whole_of(unit, plane);
@@ -81,7 +80,7 @@ neap_unit_bytes neap_kv_unit_size(const neap_unit *unit) {
     neap_unit_bytes bytes = {0, 0};
     const size_t page = neap_vm_page();
     for (size_t i = 0; unit->used > 0 && i < unit->kv->layout.n_planes; i++) {
-        const neap_span whole = whole_of(unit, i), inner = inner_in_use(unit, i);
+        const neap_span whole = whole_of(unit, i), inner = neap_kv_unit_in_use(unit, i);
         uint64_t in_use, evictable;
         if (is_transposed(unit, i)) {
             in_use = touched_bytes(unit, i);
@@ -129,7 +128,7 @@ uint64_t neap_kv_raw_bytes(const neap_unit *unit) {
 static size_t raw_parts(const neap_unit *unit, struct iovec parts[2]) {
     size_t n = 0;
     for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
-        const neap_span span = inner_in_use(unit, i);
+        const neap_span span = neap_kv_unit_in_use(unit, i);
         if (span.len > 0) parts[n++] = (struct iovec){span.addr, span.len};
     }
     return n;
@@ -265,73 +264,82 @@ uint32_t neap_pool_kv_used(const neap_kv *kv, uint32_t stream) {
 
 /* ---- eviction ---- */
 
-/* What dropping the unit's pages in a plane gives back. Those in use are there: they were read to
- * be copied, or restored. Only of a transposed plane the kernel must be asked. */
+/* What dropping the unit's spare pages in a plane gives back. Those in use are there: they were
+ * read to be copied, or restored. Only of a transposed plane the kernel must be asked. */
 static uint64_t held_bytes(const neap_unit *unit, size_t plane) {
-    const neap_span inner = inner_in_use(unit, plane);
-    uint64_t held = inner.len;
+    const neap_span inner = neap_kv_unit_in_use(unit, plane);
+    uint64_t held = inner.len - neap_kv_unit_kept(unit, plane).len;
     if (is_transposed(unit, plane) && neap_vm_held(inner.addr, inner.len, &held) != 0)
         held = inner.len;
     return held;
 }
 
-static int release(neap_pool *pool, const neap_unit *unit, uint64_t *inout_dropped) {
+/* Gives back all inner pages but those that a copy is to take. */
+static int drop_spare(const neap_unit *unit, uint64_t *inout_dropped) {
     size_t n_dropped = 0;
     for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
-        const neap_span inner = neap_kv_unit_inner(unit, i);
-        if (inner.len == 0) continue;
+        const neap_span spare = neap_kv_unit_spare(unit, i);
+        if (spare.len == 0) continue;
         const uint64_t held = held_bytes(unit, i);
-        if ((uintptr_t)inner.addr % NEAP_HUGE_PAGE > 0) neap_vm_split(inner.addr);
-        if ((uintptr_t)(inner.addr + inner.len) % NEAP_HUGE_PAGE > 0)
-            neap_vm_split(inner.addr + inner.len - 1);
-        const int err = neap_vm_drop(inner.addr, inner.len);
+        if ((uintptr_t)spare.addr % NEAP_HUGE_PAGE > 0) neap_vm_split(spare.addr);
+        if ((uintptr_t)(spare.addr + spare.len) % NEAP_HUGE_PAGE > 0)
+            neap_vm_split(spare.addr + spare.len - 1);
+        const int err = neap_vm_drop(spare.addr, spare.len);
         if (err && n_dropped == 0) return err; /* nothing happened yet */
         n_dropped++;
         if (!err) *inout_dropped += held;
     }
-    for (size_t i = 0; i < unit->kv->layout.n_planes; i++)
-        neap_span_seal(pool, neap_kv_unit_inner(unit, i));
     return 0;
 }
 
-void neap_kv_unit_release(neap_pool *pool, neap_unit *unit) {
+static void seal(neap_pool *pool, const neap_unit *unit) {
+    for (size_t i = 0; i < unit->kv->layout.n_planes; i++)
+        neap_span_seal(pool, neap_kv_unit_inner(unit, i));
+}
+
+void neap_kv_unit_release(neap_pool *pool, neap_unit *unit, bool with_copy) {
     for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
-        const neap_span inner = neap_kv_unit_inner(unit, i);
-        if (inner.len > 0) (void)neap_vm_drop(inner.addr, inner.len);
-        neap_span_seal(pool, inner);
+        const neap_span span =
+            with_copy ? neap_kv_unit_inner(unit, i) : neap_kv_unit_spare(unit, i);
+        (void)neap_vm_drop(span.addr, span.len);
     }
+    seal(pool, unit);
 }
 
 static void set_copy(neap_pool *pool, neap_unit *unit, neap_swap_record *swap,
-                     neap_stack_record *stack, const neap_codec *coded) {
+                     neap_memory_copy memory, const neap_codec *coded) {
     pthread_mutex_lock(&pool->lock);
     unit->swap = swap;
-    unit->stack = stack;
+    unit->memory = memory;
     unit->coded = coded;
     unit->keeps_codec = unit->keeps_codec || (coded && !coded->lossless);
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* Codes the unit onto the stack. NEAP_E_BOUND: that would not save anything. */
+/* Codes the unit, onto the stack or, to be put in place, into the bounce buffer. NEAP_E_BOUND: that
+ * would not save anything. */
 static int copy_to_memory(neap_pool *pool, neap_unit *unit, neap_worker *worker,
                           neap_evicted *evicted) {
     const neap_codec_chunk chunk = codec_chunk(unit);
     const size_t cap = pool->codec->bound(&chunk);
-    neap_stack_record *record;
+    const bool in_place = neap_kv_fits_in_place(unit);
+    neap_memory_copy copy = {0};
     void *coded, *bytes;
-    size_t len = 0;
-    /* Coded beside the stack: only then is it known how much of it is needed, and the buffer, used
-     * again and again, lies in a cache. */
+    /* Coded beside the stack, too: only then is it known how much of it is needed, and the buffer,
+     * used again and again, lies in a cache. */
     if (!(coded = neap_worker_bounce(worker, cap))) return -ENOMEM;
-    int err = pool->codec->encode(&chunk, coded, cap, &len);
-    if (!err && len >= neap_kv_unit_size(unit).evictable) err = NEAP_E_BOUND;
-    if (!err) err = neap_stack_push(pool->stack, len, &record, &bytes);
+    int err = pool->codec->encode(&chunk, coded, cap, &copy.len);
+    const size_t takes = in_place ? NEAP_ROUND_UP(copy.len, neap_vm_page()) : copy.len;
+    if (!err && takes >= neap_kv_unit_size(unit).evictable) err = NEAP_E_BOUND;
+    if (!err && !in_place) err = neap_stack_push(pool->stack, copy.len, &copy.stack, &bytes);
     if (err) return err;
-    memcpy(bytes, coded, len);
-    evicted->stacked_bytes = len;
-    set_copy(pool, unit, NULL, record, pool->codec);
+    if (!in_place) {
+        memcpy(bytes, coded, copy.len);
+        evicted->stacked_bytes = copy.len;
+    }
+    set_copy(pool, unit, NULL, copy, pool->codec);
     pthread_mutex_lock(&pool->lock);
-    pool->counters.encoded_bytes += len;
+    pool->counters.encoded_bytes += copy.len;
     pool->counters.encoded_from_bytes += neap_codec_raw_bytes(&chunk);
     pthread_mutex_unlock(&pool->lock);
     return 0;
@@ -396,21 +404,31 @@ static int copy_to_storage(neap_pool *pool, neap_unit *unit, neap_worker *worker
         n = raw_parts(unit, parts);
     }
     if (!err) err = neap_swapfile_put(pool->swapfile, parts, n, &record);
-    if (!err) set_copy(pool, unit, record, NULL, codec);
+    if (!err) set_copy(pool, unit, record, (neap_memory_copy){0}, codec);
     return err;
 }
 
 static int move_to_storage(neap_pool *pool, neap_unit *unit, neap_evicted *evicted) {
-    size_t len;
-    const void *bytes = neap_stack_bytes(unit->stack, &len);
+    const neap_memory_copy from = unit->memory;
     neap_swap_record *record;
-    const struct iovec part = {(void *)(uintptr_t)bytes, len};
-    const int err = neap_swapfile_put(pool->swapfile, &part, 1, &record);
+    struct iovec parts[2];
+    size_t n = 1;
+    int err = 0;
+    if (from.stack) {
+        parts[0].iov_base = (void *)(uintptr_t)neap_stack_bytes(from.stack, &parts[0].iov_len);
+    } else {
+        err = neap_kv_unit_open(pool, unit);
+        n = neap_kv_copy_parts(unit, parts);
+    }
+    if (!err) err = neap_swapfile_put(pool->swapfile, parts, n, &record);
+    if (!err && !from.stack) neap_kv_copy_drop(unit, &evicted->dropped_bytes);
+    if (!from.stack) seal(pool, unit);
     if (err) return err;
-    neap_stack_record *from = unit->stack;
-    set_copy(pool, unit, record, NULL, unit->coded);
-    neap_stack_drop(pool->stack, from);
-    evicted->unstacked_bytes = len;
+    set_copy(pool, unit, record, (neap_memory_copy){0}, unit->coded);
+    if (from.stack) {
+        neap_stack_drop(pool->stack, from.stack);
+        evicted->unstacked_bytes = from.len;
+    }
     return 0;
 }
 
@@ -437,7 +455,7 @@ int neap_kv_unit_evict(neap_pool *pool, neap_unit *unit, neap_action action, nea
                        neap_evicted *ret_evicted) {
     const neap_codec_chunk chunk = codec_chunk(unit);
     ret_evicted->raw_bytes = neap_codec_raw_bytes(&chunk);
-    if (unit->stack) { /* already evicted */
+    if (unit->memory.len > 0) { /* already evicted */
         ret_evicted->action = NEAP_ACTION_MEMORY_TO_STORAGE;
         return ret_evicted->storage_error = move_to_storage(pool, unit, ret_evicted);
     }
@@ -445,13 +463,20 @@ int neap_kv_unit_evict(neap_pool *pool, neap_unit *unit, neap_action action, nea
     ret_evicted->action = NEAP_ACTION_DROP;
     int err = is_clean ? 0 : secure_copy(pool, unit, action, worker, ret_evicted);
     if (err) return err;
-    err = release(pool, unit, &ret_evicted->dropped_bytes);
-    if (err && unit->stack) { /* resident units have no copy in memory */
-        neap_stack_record *record = unit->stack;
-        set_copy(pool, unit, NULL, NULL, NULL);
-        neap_stack_drop(pool->stack, record);
+    err = drop_spare(unit, &ret_evicted->dropped_bytes);
+    if (err) {
+        const neap_memory_copy copy = unit->memory; /* resident units have none */
+        if (copy.len > 0) set_copy(pool, unit, NULL, (neap_memory_copy){0}, NULL);
+        neap_stack_drop(pool->stack, copy.stack);
+        return err;
     }
-    return err;
+    /* Last: until here the cells were as they had been. */
+    if (neap_unit_in_place(unit)) {
+        neap_kv_copy_write(unit, worker->bounce);
+        ret_evicted->kept_bytes = neap_unit_memory_bytes(unit);
+    }
+    seal(pool, unit);
+    return 0;
 }
 
 /* ---- copies of what stays ---- */
@@ -609,7 +634,9 @@ int neap_kv_unit_open(neap_pool *pool, neap_unit *unit) {
 int neap_kv_unit_allocate(neap_pool *pool, neap_unit *unit) {
     int err = neap_kv_unit_open(pool, unit);
     for (size_t i = 0; i < unit->kv->layout.n_planes && !err; i++) {
-        const neap_span span = inner_in_use(unit, i);
+        neap_span span = neap_kv_unit_in_use(unit, i);
+        const size_t kept = neap_kv_unit_kept(unit, i).len;
+        span = (neap_span){span.addr + kept, span.len - kept};
         /* Channels of a partly used stream are far apart: their pages come as they are decoded. */
         const bool sparse = is_transposed(unit, i) && coded_cells(unit) < unit->kv->layout.n_cells;
         if (!sparse && span.len > 0) err = neap_vm_populate(span.addr, span.len);
@@ -617,9 +644,11 @@ int neap_kv_unit_allocate(neap_pool *pool, neap_unit *unit) {
     return err;
 }
 
-/* Whether the chunk's pages are its own to the last cell, so that its neighbours' follow. */
+/* Whether the chunk's pages are its own to the last cell, so that its neighbours' follow, and
+ * nothing is on them. */
 static bool fills_pages(const neap_unit *unit) {
     if (unit->kv->whole_streams || unit->used < NEAP_CHUNK_CELLS) return false;
+    if (neap_unit_in_place(unit)) return false;
     for (size_t i = 0; i < unit->kv->layout.n_planes; i++)
         if (neap_kv_unit_inner(unit, i).len < whole_of(unit, i).len) return false;
     return true;
@@ -669,22 +698,38 @@ int neap_kv_units_allocate(neap_pool *pool, neap_unit *const *units, size_t n) {
     return err;
 }
 
+/* The unused cells on the last page that a copy in place had. */
+static void zero_unused(const neap_unit *unit) {
+    for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
+        const neap_span kept = neap_kv_unit_kept(unit, i);
+        char *end = whole_of(unit, i).addr + unit->used * unit->kv->layout.planes[i].row_bytes;
+        if (kept.len > 0 && kept.addr + kept.len > end)
+            memset(end, 0, (size_t)(kept.addr + kept.len - end));
+    }
+}
+
 static int load_coded(neap_pool *pool, const neap_unit *unit, neap_worker *worker) {
     const neap_codec_chunk chunk = codec_chunk(unit);
     size_t len;
     const void *bytes;
-    if (unit->stack) {
-        bytes = neap_stack_bytes(unit->stack, &len);
+    if (unit->memory.stack) {
+        bytes = neap_stack_bytes(unit->memory.stack, &len);
     } else {
-        len = neap_swap_record_len(unit->swap);
+        len = unit->swap ? neap_swap_record_len(unit->swap) : unit->memory.len;
         void *bounce = neap_worker_bounce(worker, len);
         if (!bounce) return -ENOMEM;
         const struct iovec part = {bounce, len};
-        const int err = neap_swapfile_get(pool->swapfile, unit->swap, &part, 1, worker->reader);
+        int err = 0;
+        if (unit->swap)
+            err = neap_swapfile_get(pool->swapfile, unit->swap, &part, 1, worker->reader);
+        else
+            neap_kv_copy_read(unit, bounce);
         if (err) return err;
         bytes = bounce;
     }
-    return unit->coded->decode(bytes, len, &chunk);
+    const int err = unit->coded->decode(bytes, len, &chunk);
+    if (!err && neap_unit_in_place(unit)) zero_unused(unit);
+    return err;
 }
 
 int neap_kv_units_load(neap_pool *pool, neap_unit *const *units, size_t n, neap_worker *worker) {

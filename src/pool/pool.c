@@ -19,13 +19,14 @@
  *    every unit may be read. It is raised before and lowered after the bytes are unreadable.
  *  2 A unit stands in a queue only while EVICTED, or RESTORING with its pages committed.
  *  3 An EMPTY unit has no cells in use and no copy; a KV unit in any other state has cells in use.
- *  4 An EVICTED or RESTORING KV unit has exactly one copy: on the stack or in the swap file.
- *  5 A RESIDENT unit has no copy on the stack; one in the swap file equals its bytes (after the
+ *  4 An EVICTED or RESTORING KV unit has exactly one copy: in memory or in the swap file.
+ *  5 A RESIDENT unit has no copy in memory; one in the swap file equals its bytes (after the
  *    codec's rounding).
  *  6 An EVICTED or RESTORING weight unit with a part that has no file has a swap record or is to be
  *    rebuilt.
  *  7 Spans are whole pages, lie in one unit only, and hold no page while their unit is EVICTED or
- *    LOST. The page in which two units meet belongs to neither and stays.
+ *    LOST, but for those of a copy in place. The page in which two units meet belongs to neither
+ *    and stays.
  *  8 n_restoring counts the units RESTORING.
  *  9 Only a RESIDENT KV unit without a swap record is being copied; several are only if klt codes
  *    them together. Their bytes do not change and they stay RESIDENT while they are being read.
@@ -153,10 +154,10 @@ void neap_unit_delete(neap_pool *pool, neap_unit *unit) {
 
 void neap_unit_forget_copies(neap_pool *pool, neap_unit *unit) {
     const bool is_shared = unit->klt && --unit->klt->n_holders > 0;
-    if (unit->stack) neap_stack_drop(pool->stack, unit->stack);
+    neap_stack_drop(pool->stack, unit->memory.stack);
     if (unit->swap && !is_shared) neap_swapfile_drop(pool->swapfile, unit->swap);
     if (!is_shared) free(unit->klt);
-    unit->stack = NULL;
+    unit->memory = (neap_memory_copy){0};
     unit->swap = NULL;
     unit->coded = NULL;
     unit->klt = NULL;
@@ -302,7 +303,7 @@ void neap_pool_claim(neap_pool *pool, neap_unit *unit) {
 }
 
 neap_path neap_unit_path(const neap_unit *unit) {
-    return unit->stack ? NEAP_PATH_MEMORY : NEAP_PATH_STORAGE;
+    return unit->memory.len > 0 ? NEAP_PATH_MEMORY : NEAP_PATH_STORAGE;
 }
 
 int neap_pool_allocate(neap_pool *pool, neap_unit *unit) {
@@ -357,7 +358,7 @@ static void count_time(neap_pool_counters *counters, const neap_unit *unit, uint
 }
 
 void neap_pool_finish(neap_pool *pool, neap_unit *unit, int err, uint64_t began_ns) {
-    if (err && unit->is_kv) neap_kv_unit_release(pool, unit);
+    if (err && unit->is_kv) neap_kv_unit_release(pool, unit, is_loss(unit, err));
     if (err && !unit->is_kv) neap_weight_unit_release(pool, unit);
 
     pthread_mutex_lock(&pool->lock);
@@ -377,7 +378,7 @@ void neap_pool_finish(neap_pool *pool, neap_unit *unit, int err, uint64_t began_
         unit->to_rebuild = false;
         /* A copy in memory would take what the eviction gave; one on storage makes the unit clean.
          */
-        if (unit->stack) neap_unit_forget_copies(pool, unit);
+        if (unit->memory.len > 0) neap_unit_forget_copies(pool, unit);
         neap_unit_move(pool, unit, NEAP_UNIT_RESIDENT);
     }
     pthread_cond_broadcast(&pool->changed);
@@ -395,6 +396,8 @@ int neap_pool_dirty(neap_pool *pool, neap_unit *unit, uint32_t used, bool overwr
             neap_pool_note_error(pool, unit, err);
             return err;
         }
+        uint64_t dropped = 0;
+        neap_kv_copy_drop(unit, &dropped);
     }
     neap_unit_forget_copies(pool, unit);
     unit->keeps_codec = false;
@@ -435,16 +438,18 @@ typedef struct check_context {
 static void check_copies(const neap_pool *pool, const neap_unit *unit, neap_unit_state state) {
     const bool away = state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_RESTORING;
     if (unit->queued && !away) BROKEN(unit, "2");
-    if (state == NEAP_UNIT_RESIDENT && unit->stack) BROKEN(unit, "5");
+    const bool in_memory = unit->memory.len > 0;
+    if (unit->memory.stack && !in_memory) BROKEN(unit, "4");
+    if (state == NEAP_UNIT_RESIDENT && in_memory) BROKEN(unit, "5");
     if (unit->copying && (state != NEAP_UNIT_RESIDENT || unit->swap)) BROKEN(unit, "9");
-    if (unit->klt && (!unit->swap || unit->stack || unit->coded || unit->keeps_codec))
+    if (unit->klt && (!unit->swap || in_memory || unit->coded || unit->keeps_codec))
         BROKEN(unit, "10");
     if (unit->klt && !neap_klt_is_counted(pool, unit)) BROKEN(unit, "10");
     if (unit->is_kv) {
         const bool empty = state == NEAP_UNIT_EMPTY;
         if (empty != (unit->used == 0)) BROKEN(unit, "3");
-        if ((empty || state == NEAP_UNIT_LOST) && (unit->swap || unit->stack)) BROKEN(unit, "3");
-        if (away && !unit->swap == !unit->stack) BROKEN(unit, "4");
+        if ((empty || state == NEAP_UNIT_LOST) && (unit->swap || in_memory)) BROKEN(unit, "3");
+        if (away && !unit->swap == !in_memory) BROKEN(unit, "4");
         return;
     }
     if (state == NEAP_UNIT_EMPTY || state == NEAP_UNIT_LOST) BROKEN(unit, "states");
@@ -454,14 +459,15 @@ static void check_copies(const neap_pool *pool, const neap_unit *unit, neap_unit
             BROKEN(unit, "6");
 }
 
+/* spare: what must be empty of it while the unit is gone. */
 static void check_span(check_context *ctx, const neap_unit *unit, neap_unit_state state,
-                       neap_span span) {
+                       neap_span span, neap_span spare) {
     const size_t page = neap_vm_page();
     if ((uintptr_t)span.addr % page != 0 || span.len % page != 0) BROKEN(unit, "7");
     if (span.len == 0) return;
     uint64_t held = 0;
     const bool gone = state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_LOST;
-    if (gone && neap_vm_held(span.addr, span.len, &held) == 0 && held != 0) BROKEN(unit, "7");
+    if (gone && neap_vm_held(spare.addr, spare.len, &held) == 0 && held != 0) BROKEN(unit, "7");
     if (ctx->n_spans == ctx->cap_spans) {
         ctx->cap_spans = 2 * ctx->cap_spans + 64;
         ctx->spans = realloc(ctx->spans, ctx->cap_spans * sizeof *ctx->spans);
@@ -478,9 +484,9 @@ static void check_unit(neap_unit *unit, void *ctx_ptr) {
     check_copies(ctx->pool, unit, state);
     if (!ctx->full) return;
     for (size_t i = 0; i < unit->n_parts; i++)
-        check_span(ctx, unit, state, unit->parts[i].inner);
+        check_span(ctx, unit, state, unit->parts[i].inner, unit->parts[i].inner);
     for (size_t i = 0; unit->is_kv && i < unit->kv->layout.n_planes; i++)
-        check_span(ctx, unit, state, neap_kv_unit_inner(unit, i));
+        check_span(ctx, unit, state, neap_kv_unit_inner(unit, i), neap_kv_unit_spare(unit, i));
 }
 
 static int by_address(const void *a, const void *b) {

@@ -82,6 +82,13 @@ typedef struct neap_klt_note {
     int32_t positions[]; /* [n] that K was turned to */
 } neap_klt_note;
 
+/* The coded copy of a KV chunk in memory: on the stack, or in place, which is in the first of the
+ * chunk's own pages (memory_copy.c). */
+typedef struct neap_memory_copy {
+    size_t len;               /* 0: there is none */
+    neap_stack_record *stack; /* NULL: in place */
+} neap_memory_copy;
+
 typedef struct neap_unit {
     _Atomic(int) state; /* neap_unit_state; written under the lock, read anywhere */
     bool is_kv;
@@ -104,7 +111,7 @@ typedef struct neap_unit {
     /* Copies. For KV a swap record beside residency means clean. Changed under the lock; stable
      * for the thread that evicts or restores the unit. */
     neap_swap_record *swap;
-    neap_stack_record *stack;
+    neap_memory_copy memory;
     const neap_codec *coded; /* how the record's KV bytes are coded; NULL: raw, read in place */
     neap_klt_note *klt; /* klt coded the record, on storage (coded is NULL); NULL: it did not */
     bool keeps_codec;   /* a lossy codec has rounded its cells: no other may after it */
@@ -199,6 +206,10 @@ typedef struct neap_unit_bytes {
 neap_unit_bytes neap_unit_size(const neap_unit *unit);  /* [L] */
 uint64_t neap_kv_raw_bytes(const neap_unit *unit);      /* of its cells in use, uncompressed [L] */
 uint64_t neap_unit_stored_bytes(const neap_unit *unit); /* its part of its record on storage [L] */
+/* What its copy in memory takes: in place whole pages; 0: there is none. [L] */
+uint64_t neap_unit_memory_bytes(const neap_unit *unit);
+/* Whether a copy in memory is to lie in place. [L], or who evicts it */
+bool neap_kv_fits_in_place(const neap_unit *unit);
 /* Whether klt codes chunks of the cache: it fits the model, and so do those of the other layers of
  * its block. [L] */
 bool neap_klt_fits(const neap_kv *kv);
@@ -214,7 +225,8 @@ size_t neap_klt_expected(const neap_unit *unit);
 /* ---- transitions ---- */
 
 typedef struct neap_evicted {
-    uint64_t dropped_bytes; /* pages that went back, without what a copy in memory takes */
+    uint64_t dropped_bytes; /* pages of the unit that went back */
+    uint64_t kept_bytes;    /* pages that a copy in place keeps */
     uint64_t raw_bytes;     /* KV: bytes in use, uncompressed */
     uint64_t stacked_bytes,
         unstacked_bytes; /* coded copies that went onto the stack, and left it */

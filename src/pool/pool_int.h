@@ -41,6 +41,8 @@ void neap_weight_unit_free_files(neap_pool *pool);
 
 /* kv_unit.c */
 neap_span neap_kv_unit_inner(const neap_unit *unit, size_t plane);
+/* The inner pages that hold cells in use; of a transposed plane, all inner pages. */
+neap_span neap_kv_unit_in_use(const neap_unit *unit, size_t plane);
 neap_unit_bytes neap_kv_unit_size(const neap_unit *unit);
 int neap_kv_unit_evict(neap_pool *pool, neap_unit *unit, neap_action action, neap_worker *worker,
                        neap_evicted *ret_evicted);
@@ -49,9 +51,23 @@ size_t neap_kv_unit_allocation(neap_pool *pool, neap_unit *unit, neap_unit **ret
 int neap_kv_units_allocate(neap_pool *pool, neap_unit *const *units, size_t n);
 int neap_kv_unit_load(neap_pool *pool, neap_unit *unit, neap_worker *worker);
 int neap_kv_units_load(neap_pool *pool, neap_unit *const *units, size_t n, neap_worker *worker);
-void neap_kv_unit_release(neap_pool *pool, neap_unit *unit);
+/* Drops what a failed restore committed and seals again; with_copy: a copy in place goes, too. */
+void neap_kv_unit_release(neap_pool *pool, neap_unit *unit, bool with_copy);
 int neap_kv_unit_open(neap_pool *pool, neap_unit *unit); /* accessible, nothing committed */
 void neap_kv_unit_zero_edges(const neap_unit *unit);
+
+/* memory_copy.c: copies in place. Without the lock: by who evicts or restores the unit. */
+static inline bool neap_unit_in_place(const neap_unit *unit) {
+    return unit->memory.len > 0 && !unit->memory.stack;
+}
+neap_span neap_kv_unit_kept(const neap_unit *unit, size_t plane);  /* pages of the copy */
+neap_span neap_kv_unit_spare(const neap_unit *unit, size_t plane); /* the other inner pages */
+/* Where its bytes lie; the number of parts. The chunk is open, as for the next three. */
+size_t neap_kv_copy_parts(const neap_unit *unit, struct iovec parts[2]);
+void neap_kv_copy_write(const neap_unit *unit, const void *coded);
+void neap_kv_copy_read(const neap_unit *unit, void *coded);
+/* Gives its pages back, so that they read as zero. */
+void neap_kv_copy_drop(const neap_unit *unit, uint64_t *inout_dropped);
 
 /* klt_unit.c */
 /* Whether the pool's current model codes a cache of this layout; sets what the cache keeps of it.

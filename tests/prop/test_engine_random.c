@@ -137,6 +137,7 @@ static void run(uint64_t seed, const char *codec, const char *policy, bool write
 int main(void) {
     const char *given = getenv("NEAP_TEST_SEED");
     const uint64_t seed = given ? strtoull(given, NULL, 10) : neap_clock_ns();
+    neap_vm_set_prefers_huge(false); /* then q8's copies stay in place, else on the stack */
     run(seed, "none", "hybrid", false, N_STEPS);
     run(seed + 1, "q8", "hybrid", false, N_STEPS);
     run(seed + 2, "none", "partial-offload", false, N_STEPS / 2);
@@ -148,5 +149,8 @@ int main(void) {
     run(seed + 8, "none", "hybrid", true, N_STEPS);
     run(seed + 9, "q8", "hybrid", true, N_STEPS);
     run(seed + 10, "q8", "partial-offload", true, N_STEPS / 2);
+    run(seed + 11, "q8", "memory-only", true, N_STEPS);
+    neap_vm_set_prefers_huge(true);
+    run(seed + 12, "q8", "hybrid", false, N_STEPS);
     return 0;
 }

@@ -2,8 +2,8 @@
  * several shapes, and a shadow copy of every byte that must come back.
  *
  * Weights   N_LAYERS units of two extents at odd offsets in one file, and one unit without a file.
- * Caches    0: f16, whole pages; 1: f16 with V transposed; 2: quantised rows of an odd size, whose
- *           chunks share pages.
+ * Caches    0: f16, long rows, so that coded copies stay in place; 1: f16 with V transposed;
+ *           2: quantised rows of an odd size, whose chunks share pages.
  * A chunk written since it was last evicted may come back rounded by a lossy codec, once. */
 #ifndef NEAP_TESTS_RIG_H
 #define NEAP_TESTS_RIG_H
@@ -108,9 +108,9 @@ static inline void rig_add_weights(rig *r, bool can_rebuild) {
 }
 
 static inline void rig_add_caches(rig *r) {
-    const uint32_t elems = 64;
-    const size_t row_bytes[RIG_CACHES] = {2 * elems, 2 * elems, 102};
-    CHECK(neap_region_create(r->engine, (size_t)RIG_CACHES * 2 * RIG_STREAMS * RIG_CELLS * 192,
+    const uint32_t elems[RIG_CACHES] = {192, 64, 64};
+    const size_t row_bytes[RIG_CACHES] = {2 * elems[0], 2 * elems[1], 102};
+    CHECK(neap_region_create(r->engine, (size_t)RIG_CACHES * 2 * RIG_STREAMS * RIG_CELLS * 256,
                              NEAP_REGION_KV, &r->kv_region) == 0);
     char *at = neap_region_base(r->kv_region);
     for (int i = 0; i < RIG_CACHES; i++) {
@@ -121,7 +121,7 @@ static inline void rig_add_caches(rig *r) {
         for (int p = 0; p < 2; p++) {
             cache->layout.planes[p] = (neap_kv_plane){.base = at,
                                                       .row_bytes = row_bytes[i],
-                                                      .row_elems = elems,
+                                                      .row_elems = elems[i],
                                                       .type = i == 2 ? NEAP_KV_OTHER : NEAP_KV_F16,
                                                       .transposed = i == 1 && p == 1};
             at += NEAP_ROUND_UP(cache->plane_bytes, (size_t)64);

@@ -19,7 +19,7 @@ static void draw(neap_unit *unit, void *ctx) {
     const neap_unit_state state = neap_unit_state_of(unit);
     CHECK(p->n < MAX_UNITS && state != NEAP_UNIT_EVICTING);
     p->units[p->n++] = state != NEAP_UNIT_EVICTED ? '.'
-                       : unit->stack              ? 'm'
+                       : unit->memory.len > 0     ? 'm'
                        : unit->swap               ? 's'
                                                   : 'd';
 }
