@@ -36,7 +36,8 @@
 #define FLOOR "f16-fa-off"
 
 static const char default_methods[] =
-    FLOOR ",none,q8,cachegen,q8_0-rotated,q4_0,q4_0-rotated,kivi:2,xkv:4,"
+    FLOOR ",none,q8,cachegen,q8_0-rotated,q4_0,q4_0-rotated,turboquant:4,"
+          "turboquant-centred:4,kivi:2,xkv:4,lowram:4,lowram-q:4.25,lowram-q:6,"
           "klt-head:4,klt-head:6,klt-joint:6,klt-joint:8,klt-joint:12,klt-joint:16";
 static const char quick_methods[] =
     FLOOR ",q8,cachegen,q8_0-rotated,q4_0-rotated,klt-head:4,klt-joint:8";
@@ -44,6 +45,7 @@ static const char quick_methods[] =
 /* A method and what was measured of it in the context at hand. */
 typedef struct column {
     bool is_floor;
+    bool is_out; /* it failed here, which has been said */
     neap_method method;
     neap_token_score *scores; /* [n_texts][N_NEXT] */
     uint64_t raw_bytes, kept_bytes;
@@ -67,6 +69,7 @@ typedef struct bench {
     neap_session *session, *floor;
     column columns[METHODS_MAX];
     size_t n_columns;
+    bool left_out; /* some method, somewhere */
     size_t n_used; /* texts long enough for the context */
     double task_exact[NEAP_TASK_KINDS];
     size_t n_steps, n_done; /* of the progress bar */
@@ -144,7 +147,8 @@ static int read_tokens(bench *b, const char *path, neap_tokens *ret_tokens) {
 
 /* ---- the cache, compressed ---- */
 
-/* Puts what the method makes of the exact state into the context. */
+/* Puts what the method makes of the exact state into the context. A method that cannot - a context
+ * too short for it, a model it does not know - is left out, and the others go on. */
 static int load_compressed(bench *b, column *c, const neap_kv_file *exact) {
     uint64_t kept = 0;
     uint8_t *bytes = malloc(exact->n_bytes);
@@ -153,8 +157,9 @@ static int load_compressed(bench *b, column *c, const neap_kv_file *exact) {
     memcpy(bytes, exact->bytes, exact->n_bytes);
     const int err = neap_kv_file_of_state(bytes, exact->n_bytes, &state);
     if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(err));
-    int status = neap_method_apply(&c->method, b->session, &state, &kept);
-    if (!status) status = neap_session_set(b->session, &state);
+    c->is_out = neap_method_apply(&c->method, b->session, &state, &kept) != 0;
+    b->left_out |= c->is_out;
+    const int status = c->is_out ? 0 : neap_session_set(b->session, &state);
     c->kept_bytes += kept;
     c->raw_bytes += neap_method_raw_bytes(b->session, &state);
     neap_kv_file_free(&state);
@@ -179,14 +184,15 @@ static int score_methods(bench *b, const neap_tokens *tokens, size_t context,
         column *c = &b->columns[i];
         const float *logits = NULL;
         step(b, c->method.name);
+        if (c->is_out) continue;
         if (c->is_floor) {
             status = score_floor(b, tokens, context, &logits);
         } else {
             status = load_compressed(b, c, exact);
-            if (!status)
+            if (!status && !c->is_out)
                 status = neap_session_logits(b->session, tokens->ids + context, N_NEXT, &logits);
         }
-        if (!status)
+        if (!status && !c->is_out)
             neap_token_scores(exact_logits, logits, tokens->ids + context + 1, N_NEXT, n_vocab,
                               c->scores + b->n_used * N_NEXT);
     }
@@ -260,10 +266,10 @@ static int ask_methods(bench *b, int kind, const neap_task *task, const neap_tok
     for (size_t i = 0; i < b->n_columns && !status; i++) {
         column *c = &b->columns[i];
         double score = 0;
-        if (c->is_floor) continue;
         step(b, c->method.name);
+        if (c->is_floor || c->is_out) continue;
         status = load_compressed(b, c, exact);
-        if (!status) status = answer(b, task, question, &score);
+        if (!status && !c->is_out) status = answer(b, task, question, &score);
         c->task_sums[kind] += score;
     }
     return status;
@@ -466,8 +472,8 @@ static json_t *row_json(const bench *b, const column *c, long context, const nea
         has_tasks ? json_real(mean_of(c->task_sums, n_tasks)) : json_null(), "task_baseline",
         has_tasks ? json_real(mean_of(b->task_exact, n_tasks)) : json_null(), "tasks",
         has_tasks ? tasks_json(b, c) : json_null(), "model_bytes",
-        (json_int_t)neap_method_model_bytes(&c->method), "texts", (json_int_t)b->n_used, "tokens",
-        (json_int_t)(b->n_used * N_NEXT), "kl_by_text", by_text, "weights",
+        (json_int_t)neap_method_model_bytes(&c->method, b->session), "texts", (json_int_t)b->n_used,
+        "tokens", (json_int_t)(b->n_used * N_NEXT), "kl_by_text", by_text, "weights",
         b->own_weights ? "own" : "f32");
 }
 
@@ -481,15 +487,16 @@ static void print_row(const bench *b, const column *c, long context, const neap_
            context, c->method.name,
            c->is_floor ? 1.0 : (double)c->raw_bytes / (double)c->kept_bytes, f->kl, f->kl_low,
            f->kl_high, f->ppl_ratio, f->top1_agreement, tasks,
-           neap_cli_size(neap_method_model_bytes(&c->method)), b->n_used);
+           neap_cli_size(neap_method_model_bytes(&c->method, b->session)), b->n_used);
 }
 
 static void report(bench *b, long context, json_t *rows) {
     for (size_t i = 0; i < b->n_columns; i++) {
         column *c = &b->columns[i];
         const neap_fidelity f = neap_fidelity_summarise(c->scores, b->n_used, N_NEXT);
-        json_array_append_new(rows, row_json(b, c, context, &f));
-        if (!b->options.as_json) print_row(b, c, context, &f);
+        if (!c->is_out) json_array_append_new(rows, row_json(b, c, context, &f));
+        if (!c->is_out && !b->options.as_json) print_row(b, c, context, &f);
+        c->is_out = false;
         c->raw_bytes = c->kept_bytes = 0;
         memset(c->task_sums, 0, sizeof c->task_sums);
     }
@@ -525,6 +532,7 @@ static int run(bench *b) {
                "METHOD", "RATIO", "KL", "95 %", "PPL", "TOP-1", "TASKS", "FOR MODEL", "TEXTS");
     for (size_t i = 0; i < b->options.n_models && !status; i++)
         status = run_model(b, b->options.models[i], rows);
+    if (!status && b->left_out) status = NEAP_EXIT_FAILED;
     if (!b->options.as_json || json_array_size(rows) == 0) {
         json_decref(rows);
         return neap_cli_finish(status);

@@ -15,7 +15,9 @@
 #include "half.h"
 #include "klt_file.h"
 #include "low_rank.h"
+#include "lowram.h"
 #include "rope.h"
+#include "turbo.h"
 
 #define XKV_LAYERS 4u
 #define KIVI_GROUP 32u
@@ -42,7 +44,7 @@ typedef struct context {
 struct neap_method_kind {
     const char *name;
     double parameter, least, most; /* its own one; least 0: it takes none */
-    bool flag;                     /* -rotated, -centred */
+    bool flag;                     /* -rotated, -centred, -q */
     int (*plane)(const context *c, const plane *p, uint64_t *inout_bytes);
     int (*whole)(const context *c, uint64_t *inout_bytes);
 };
@@ -69,6 +71,13 @@ static uint16_t *rows_of(const context *c, uint32_t layer, bool is_k) {
 
 static uint32_t head_dim(const neap_session_layer *layer, bool is_k) {
     return is_k ? layer->k_head_dim : layer->v_head_dim;
+}
+
+/* Whether keys can be turned to before RoPE; an error of neap.h. */
+static int require_rope(const context *c) {
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        if (!c->layers[i].rope_known) return -ENOTSUP;
+    return 0;
 }
 
 static int each_plane(const context *c, uint64_t *inout_bytes) {
@@ -169,6 +178,106 @@ static int apply_klt(const context *c, uint64_t *inout_bytes) {
                           err ? neap_strerror(err) : "does not code every layer");
 }
 
+/* ---- LowRAM ---- */
+
+/* The state's layers as lowram.h sees them. */
+typedef struct lowram_view {
+    neap_lowram_layer *layers;
+    neap_klt_plane *k, *v;
+    int32_t *positions;
+} lowram_view;
+
+static bool make_view(const context *c, lowram_view *view) {
+    *view = (lowram_view){.layers = calloc(c->n_layers, sizeof *view->layers),
+                          .k = calloc(c->n_layers, sizeof *view->k),
+                          .v = calloc(c->n_layers, sizeof *view->v),
+                          .positions = calloc(c->n_cells, sizeof *view->positions)};
+    if (!view->layers || !view->k || !view->v || !view->positions) return false;
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const neap_session_layer *from = &c->layers[i];
+        view->layers[i] = (neap_lowram_layer){.layer = from->layer,
+                                              .n_kv_heads = from->n_kv_heads,
+                                              .k_head_dim = from->k_head_dim,
+                                              .v_head_dim = from->v_head_dim,
+                                              .rope = from->rope};
+        view->k[i] =
+            (neap_klt_plane){rows_of(c, i, true), 2 * (size_t)from->n_kv_heads * from->k_head_dim};
+        view->v[i] =
+            (neap_klt_plane){rows_of(c, i, false), 2 * (size_t)from->n_kv_heads * from->v_head_dim};
+    }
+    for (uint32_t i = 0; i < c->n_cells; i++)
+        view->positions[i] = (int32_t)i;
+    return true;
+}
+
+static void free_view(lowram_view *view) {
+    free(view->layers);
+    free(view->k);
+    free(view->v);
+    free(view->positions);
+}
+
+static neap_klt_plane plane_at(neap_klt_plane all, uint32_t first) {
+    return (neap_klt_plane){(uint8_t *)all.data + first * all.row_stride, all.row_stride};
+}
+
+/* One chunk after the other of each group. */
+static int lowram_cycle(const context *c, const neap_lowram *fit, const lowram_view *view,
+                        void *scratch, uint64_t *inout_bytes) {
+    int err = 0;
+    for (uint32_t g = 0; g < neap_lowram_n_groups(fit) && !err; g++) {
+        const neap_lowram_group *group = neap_lowram_group_at(fit, g);
+        for (uint32_t first = 0; first < c->n_cells && !err; first += NEAP_LOWRAM_ROWS) {
+            const uint32_t left = c->n_cells - first;
+            neap_lowram_chunk chunk = {.group = g,
+                                       .n_rows = left < NEAP_LOWRAM_ROWS ? left : NEAP_LOWRAM_ROWS,
+                                       .positions = view->positions + first};
+            for (uint32_t i = 0, at = 0; i < group->n_layers; i++) {
+                while (view->layers[at].layer != group->layers[i])
+                    at++;
+                chunk.k[i] = plane_at(view->k[at], first);
+                chunk.v[i] = plane_at(view->v[at], first);
+            }
+            const size_t cap = neap_lowram_bound(fit, g, chunk.n_rows);
+            void *room = malloc(cap);
+            size_t len = 0;
+            neap_lowram_error error;
+            err =
+                room ? neap_lowram_encode(fit, &chunk, scratch, room, cap, &len, &error) : -ENOMEM;
+            if (!err) err = neap_lowram_decode(fit, room, len, &chunk, scratch);
+            *inout_bytes += len;
+            free(room);
+        }
+    }
+    return err;
+}
+
+static int apply_lowram(const context *c, uint64_t *inout_bytes) {
+    neap_lowram_options options;
+    lowram_view view;
+    neap_lowram *fit = NULL;
+    void *scratch = NULL;
+    size_t fit_bytes = 0;
+    int err = make_view(c, &view) ? require_rope(c) : -ENOMEM;
+    const neap_lowram_context rows = {
+        .n_rows = c->n_cells, .positions = view.positions, .k = view.k, .v = view.v};
+    neap_lowram_defaults(&options, c->method->parameter);
+    if (!c->method->kind->flag) options.a_bits = options.residual_bits = NEAP_LOWRAM_F16;
+    if (!err) err = neap_lowram_fit(&options, view.layers, c->n_layers, &rows, &fit);
+    if (!err) {
+        neap_lowram_bytes(fit, &fit_bytes);
+        scratch = aligned_alloc(64, NEAP_ROUND_UP(neap_lowram_scratch_bytes(fit), 64));
+        err = scratch ? lowram_cycle(c, fit, &view, scratch, inout_bytes) : -ENOMEM;
+    }
+    *inout_bytes += fit_bytes;
+    free(scratch);
+    neap_lowram_free(fit);
+    free_view(&view);
+    if (!err) return 0;
+    return neap_cli_error(NEAP_EXIT_FAILED, "a longer context, or a smaller ratio", "%s: %s",
+                          c->method->name, neap_strerror(err));
+}
+
 /* ---- llama.cpp's types ---- */
 
 /* x[n] by the orthonormal Walsh-Hadamard matrix of n, a power of two: its own inverse. */
@@ -208,6 +317,61 @@ static int round_by_type(const context *c, const plane *p, uint64_t *inout_bytes
     if (kind->flag) rotate_heads(p);
     *inout_bytes += bytes;
     return status;
+}
+
+/* ---- TurboQuant ---- */
+
+/* Takes the mean of each column off, rounded to f16 as it is kept; ret_means[width]. */
+static void centre(const plane *p, float *ret_means) {
+    const size_t width = (size_t)p->n_heads * p->dim;
+    for (size_t at = 0; at < width; at++) {
+        double sum = 0;
+        for (size_t r = 0; r < p->n_rows; r++)
+            sum += (double)p->rows[r * width + at];
+        ret_means[at] = neap_f32_of_f16(neap_f16_of_f32((float)(sum / p->n_rows)));
+        for (size_t r = 0; r < p->n_rows; r++)
+            p->rows[r * width + at] -= ret_means[at];
+    }
+}
+
+/* head = its codes, decoded. */
+static void cycle_head(const neap_turbo *turbo, const float *turn, uint32_t n, float *head) {
+    float turned[NEAP_KLT_HEAD_DIM], back[NEAP_KLT_HEAD_DIM] = {0};
+    uint8_t coded[2 + NEAP_KLT_HEAD_DIM];
+    for (uint32_t i = 0; i < n; i++) {
+        turned[i] = 0;
+        for (uint32_t j = 0; j < n; j++)
+            turned[i] += turn[i * n + j] * head[j];
+    }
+    neap_turbo_encode(turbo, turned, n, coded);
+    neap_turbo_decode(turbo, coded, n, turned);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < n; j++)
+            back[j] += turn[i * n + j] * turned[i];
+    memcpy(head, back, n * sizeof *head);
+}
+
+static int round_turbo(const context *c, const plane *p, uint64_t *inout_bytes) {
+    const size_t width = (size_t)p->n_heads * p->dim, n_heads = (size_t)p->n_rows * p->n_heads;
+    const uint32_t bits = (uint32_t)c->method->parameter;
+    const bool is_centred = c->method->kind->flag && p->is_k;
+    neap_turbo turbo;
+    float *turn = malloc((size_t)p->dim * p->dim * sizeof *turn);
+    float *means = calloc(width, sizeof *means);
+    int err = turn && means ? 0 : -ENOMEM;
+    if (p->dim > NEAP_KLT_HEAD_DIM) err = NEAP_E_BOUND;
+    if (!err) err = neap_turbo_turn(TURN_SEED, p->dim, turn);
+    if (!err) neap_turbo_init(&turbo, bits);
+    if (!err && is_centred) centre(p, means);
+    for (size_t i = 0; i < n_heads && !err; i++)
+        cycle_head(&turbo, turn, p->dim, p->rows + i * p->dim);
+    for (size_t i = 0; i < n_heads * p->dim && !err; i++)
+        p->rows[i] += means[i % width];
+    free(turn);
+    free(means);
+    *inout_bytes += n_heads * neap_turbo_row_bytes(bits, p->dim) + (is_centred ? 2 * width : 0);
+    if (!err) return 0;
+    return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", c->method->name, neap_strerror(err));
 }
 
 /* ---- KIVI ---- */
@@ -253,12 +417,11 @@ static void turn_keys(const neap_session_layer *layer, float *rows, uint32_t n_r
                       bool back) {
     float table[NEAP_KLT_HEAD_DIM];
     for (uint32_t r = 0; r < n_rows; r++) {
-        neap_rope_table(&layer->rope, back ? -(int32_t)r : (int32_t)r, table);
+        neap_rope_table(&layer->rope, (int32_t)r, table);
         for (uint32_t h = 0; h < layer->n_kv_heads; h++) {
             float *head = rows + r * stride + (size_t)h * layer->k_head_dim;
-            /* Turning is the transpose of turning the other way. */
             if (back)
-                neap_rope_transpose(&layer->rope, table, head);
+                neap_rope_turn(&layer->rope, table, head);
             else
                 neap_rope_unturn(&layer->rope, table, head);
         }
@@ -307,12 +470,10 @@ static int truncate_group(const context *c, uint32_t first, uint32_t n_layers, b
 }
 
 static int apply_xkv(const context *c, uint64_t *inout_bytes) {
-    int status = 0;
-    for (uint32_t i = 0; i < c->n_layers && !status; i++)
-        if (!c->layers[i].rope_known)
-            status =
-                neap_cli_error(NEAP_EXIT_FAILED, NULL,
-                               "%s: how this model turns its keys is not known", c->method->name);
+    const int err = require_rope(c);
+    int status =
+        err ? neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", c->method->name, neap_strerror(err))
+            : 0;
     for (uint32_t first = 0; first < c->n_layers && !status; first += XKV_LAYERS) {
         const uint32_t left = c->n_layers - first, n = left < XKV_LAYERS ? left : XKV_LAYERS;
         status = truncate_group(c, first, n, true, inout_bytes);
@@ -333,7 +494,21 @@ static const neap_method_kind kinds[] = {
     {.name = "q5_0-rotated", .plane = round_by_type, .flag = true},
     {.name = "q4_0", .plane = round_by_type},
     {.name = "q4_0-rotated", .plane = round_by_type, .flag = true},
+    {.name = "turboquant", .plane = round_turbo, .parameter = 4, .least = 1, .most = 8},
+    {.name = "turboquant-centred",
+     .plane = round_turbo,
+     .parameter = 4,
+     .least = 1,
+     .most = 8,
+     .flag = true},
     {.name = "kivi", .plane = round_kivi, .parameter = 2, .least = 1, .most = 8},
+    {.name = "lowram", .whole = apply_lowram, .parameter = 4, .least = 1, .most = 64},
+    {.name = "lowram-q",
+     .whole = apply_lowram,
+     .parameter = 4.25,
+     .least = 1,
+     .most = 64,
+     .flag = true},
     {.name = "xkv", .whole = apply_xkv, .parameter = 4, .least = 1, .most = 64},
 };
 static const neap_method_kind klt_kind = {.name = "klt", .whole = apply_klt};
@@ -414,8 +589,16 @@ void neap_method_close(neap_method *method) {
     *method = (neap_method){0};
 }
 
-uint64_t neap_method_model_bytes(const neap_method *method) {
-    return method->klt ? neap_klt_model_bytes(method->klt) : 0;
+uint64_t neap_method_model_bytes(const neap_method *method, const neap_session *session) {
+    uint32_t n, widest = 0;
+    const neap_session_layer *layers = neap_session_layers(session, &n);
+    if (method->klt) return neap_klt_model_bytes(method->klt);
+    if (!method->kind || method->kind->plane != round_turbo) return 0;
+    for (uint32_t i = 0; i < 2 * n; i++) {
+        const uint32_t dim = head_dim(&layers[i / 2], i % 2 == 0);
+        widest = dim > widest ? dim : widest;
+    }
+    return sizeof(neap_turbo) + (uint64_t)widest * widest * sizeof(float);
 }
 
 uint64_t neap_method_raw_bytes(const neap_session *session, const neap_kv_file *state) {

@@ -8,6 +8,8 @@
  *                     caches: by Hadamard matrices of 64 elements and, keys, of the whole head
  *   turboquant:BITS   (Zandieh et al.) heads turned at random, Lloyd-Max codes, one scale each;
  *                     with -centred, keys less their mean over the context
+ *   lowram:RATIO      LowRAM's fit of the context (lowram.h), factors and residuals in f16;
+ *                     lowram-q: quantised
  *   kivi:BITS         (Liu et al.) keys by channel in groups of 32 tokens, values by token in
  *                     groups of 32 channels, scale and least value in f16; the last 128 tokens
  * exact xkv:RATIO         (Chang et al.) four adjacent layers' keys before RoPE, and their values,
@@ -40,6 +42,8 @@ typedef struct neap_method {
     "  none, q8, cachegen     neap's codecs\n"                                                    \
     "  klt-head:R, klt-layer:R, klt-joint:R\n"                                                    \
     "                         codec klt at ratio R, where neap train has made it\n"               \
+    "  lowram:R, lowram-q:R   LowRAM at ratio R, factors and residuals in f16; quantised\n"       \
+    "  turboquant:B           TurboQuant at B bits (4); turboquant-centred:B with centred keys\n" \
     "  q8_0, q5_0, q4_0       llama.cpp's types, heads as they are; -rotated: as it turns them\n" \
     "  kivi:B                 KIVI at B bits (2)\n"                                               \
     "  xkv:R                  xKV on keys and values at ratio R (4)\n"                            \
@@ -57,8 +61,8 @@ void neap_method_close(neap_method *method); /* takes a zeroed one */
  * numbers of the cells. *ret_bytes: what is kept for the context. */
 int neap_method_apply(const neap_method *method, neap_session *session, neap_kv_file *state,
                       uint64_t *ret_bytes);
-/* What is kept once for the model. */
-uint64_t neap_method_model_bytes(const neap_method *method);
+/* What is kept once for the model: klt's file in memory, TurboQuant's matrix and codes. */
+uint64_t neap_method_model_bytes(const neap_method *method, const neap_session *session);
 /* f16 bytes of the rows that methods replace. */
 uint64_t neap_method_raw_bytes(const neap_session *session, const neap_kv_file *state);
 #endif

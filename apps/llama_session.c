@@ -23,19 +23,17 @@
 #define MESSAGE_BYTES 512
 
 /* Names of functions, each a member of the table with the type of the header. */
-#define LLAMA_FUNCTIONS(F)                                                                     \
-    F(llama_backend_init)                                                                      \
-    F(llama_log_set)                                                                           \
-    F(llama_model_default_params)                                                              \
-    F(llama_context_default_params) F(llama_model_load_from_file) F(llama_model_free)          \
-        F(llama_init_from_model) F(llama_free) F(llama_get_memory) F(llama_memory_clear)       \
-            F(llama_memory_seq_rm) F(llama_model_get_vocab) F(llama_model_n_head_kv)           \
-                F(llama_vocab_n_tokens) F(llama_vocab_is_eog) F(llama_tokenize)                \
-                    F(llama_token_to_piece) F(llama_decode) F(llama_get_logits)                \
-                        F(llama_state_seq_get_size) F(llama_state_seq_get_data)                \
-                            F(llama_state_seq_set_data) F(llama_model_quantize_default_params) \
-                                F(llama_model_quantize) F(ggml_version) F(ggml_type_name)      \
-                                    F(ggml_row_size) F(ggml_get_type_traits)
+/* clang-format off */
+#define LLAMA_FUNCTIONS(F) \
+    F(llama_backend_init) F(llama_log_set) F(llama_model_default_params) \
+    F(llama_context_default_params) F(llama_model_load_from_file) F(llama_model_free) \
+    F(llama_init_from_model) F(llama_free) F(llama_get_memory) F(llama_memory_clear) \
+    F(llama_memory_seq_rm) F(llama_model_get_vocab) F(llama_model_n_head_kv) \
+    F(llama_vocab_n_tokens) F(llama_vocab_is_eog) F(llama_tokenize) F(llama_token_to_piece) \
+    F(llama_decode) F(llama_get_logits) F(llama_state_seq_get_size) F(llama_state_seq_get_data) \
+    F(llama_state_seq_set_data) F(llama_model_quantize_default_params) F(llama_model_quantize) \
+    F(ggml_version) F(ggml_type_name) F(ggml_row_size) F(ggml_get_type_traits)
+/* clang-format on */
 #define MEMBER(name) __typeof__(&name) name;
 
 static struct { LLAMA_FUNCTIONS(MEMBER) } fn;

@@ -16,7 +16,8 @@ TEXTS = ["/usr/share/common-licenses/GPL-3", os.path.join(s.ROOT, "src", "attn",
 # Least and greatest ratio; bits of an element and of what a group of them shares.
 RATIOS = {"none": (0.99, 1), "q8": (1.8, 2), "q8_0": (1.882, 1.883), "q4_0": (3.555, 3.556),
           "q4_0-rotated": (3.555, 3.556), "kivi:1": (2.85, 2.95), "kivi:8": (1.45, 1.55),
-          "xkv:4": (3.9, 4.1), "klt-joint:8": (6, 8.5)}
+          "xkv:4": (3.9, 4.1), "klt-joint:8": (6, 8.5), "turboquant:1": (12.7, 12.9),
+          "turboquant-centred:4": (3.7, 3.77)}
 
 
 def environment(work):
