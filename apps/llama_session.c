@@ -244,6 +244,7 @@ static int open_context(neap_session *s, const neap_session_options *options) {
     params.n_threads = params.n_threads_batch = threads;
     params.flash_attn_type = options->no_flash_attention ? LLAMA_FLASH_ATTN_TYPE_DISABLED
                                                          : LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    params.swa_full = false; /* as llama-server: caches of sliding windows do not grow */
     params.cb_eval = look_at_node;
     params.cb_eval_user_data = s;
     if (options->type_k) params.type_k = type_of(options->type_k);
