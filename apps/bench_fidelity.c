@@ -314,6 +314,10 @@ static int fit_task(bench *b, int kind, uint32_t seed, size_t n_tokens, neap_tas
         neap_tokens_free(&context);
         neap_task_free(&task);
         if (status) return status;
+        if (n_words == 0)
+            return neap_cli_error(NEAP_EXIT_FAILED, "a longer context, or --tasks 0",
+                                  "task %s: does not fit into %zu tokens", neap_task_names[kind],
+                                  n_tokens);
     }
 }
 
