@@ -55,11 +55,19 @@ def refusals(env):
         s.check(text in said, f"{args}: {said}")
 
 
+def training_text(work):
+    """Enough to see that it works, not to work well."""
+    path = os.path.join(work, "text")
+    with open(os.path.join(s.ROOT, "share", "calibration", "01-devils-dictionary-en.txt"),
+              encoding="utf-8") as file, open(path, "w", encoding="utf-8") as out:
+        out.write(file.read(12000))
+    return path
+
+
 def body(work):
     env = environment(work)
     refusals(env)
-    neap(env, "train", s.SMOLLM2, "--profile", "joint",
-         os.path.join(s.ROOT, "share", "calibration", "01-devils-dictionary-en.txt"))
+    neap(env, "train", s.SMOLLM2, "--profile", "joint", training_text(work))
     done = fidelity(env, "--context", str(CONTEXT), "--tasks", "1", "--json",
                     "--method", ",".join(["f16-fa-off", *RATIOS]))
     shown = json.loads(done.stdout)
