@@ -38,6 +38,7 @@
 static const char default_methods[] =
     FLOOR ",none,q8,cachegen,q8_0-rotated,q4_0,q4_0-rotated,turboquant:4,"
           "turboquant-centred:4,kivi:2,xkv:4,lowram:4,lowram-q:4.25,lowram-q:6,"
+          "lowram-q-warm:4.25,lowram-q-warm:6,"
           "klt-head:4,klt-head:6,klt-joint:6,klt-joint:8,klt-joint:12,klt-joint:16";
 static const char quick_methods[] =
     FLOOR ",q8,cachegen,q8_0-rotated,q4_0-rotated,klt-head:4,klt-joint:8";

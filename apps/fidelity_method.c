@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "bytes.h"
 #include "cli.h"
@@ -45,6 +46,7 @@ struct neap_method_kind {
     const char *name;
     double parameter, least, most; /* its own one; least 0: it takes none */
     bool flag;                     /* -rotated, -centred, -q */
+    bool warm;
     int (*plane)(const context *c, const plane *p, uint64_t *inout_bytes);
     int (*whole)(const context *c, uint64_t *inout_bytes);
 };
@@ -252,6 +254,13 @@ static int lowram_cycle(const context *c, const neap_lowram *fit, const lowram_v
     return err;
 }
 
+/* Called with each predictor before it is fitted; other shapes keep their own start. */
+static void start_warm(void *ctx, uint32_t layer, uint32_t head, neap_value_options *inout_options,
+                       neap_value *io) {
+    if (neap_learned_start(ctx, layer, head, NEAP_LEARNED_WARM, io, NULL) == 0)
+        inout_options->start = NEAP_VALUE_GIVEN;
+}
+
 static int apply_lowram(const context *c, uint64_t *inout_bytes) {
     neap_lowram_options options;
     lowram_view view;
@@ -263,6 +272,10 @@ static int apply_lowram(const context *c, uint64_t *inout_bytes) {
         .n_rows = c->n_cells, .positions = view.positions, .k = view.k, .v = view.v};
     neap_lowram_defaults(&options, c->method->parameter);
     if (!c->method->kind->flag) options.a_bits = options.residual_bits = NEAP_LOWRAM_F16;
+    if (c->method->learned) {
+        options.start = start_warm;
+        options.start_ctx = c->method->learned;
+    }
     if (!err) err = neap_lowram_fit(&options, view.layers, c->n_layers, &rows, &fit);
     if (!err) {
         neap_lowram_bytes(fit, &fit_bytes);
@@ -509,6 +522,13 @@ static const neap_method_kind kinds[] = {
      .least = 1,
      .most = 64,
      .flag = true},
+    {.name = "lowram-q-warm",
+     .whole = apply_lowram,
+     .parameter = 4.25,
+     .least = 1,
+     .most = 64,
+     .flag = true,
+     .warm = true},
     {.name = "xkv", .whole = apply_xkv, .parameter = 4, .least = 1, .most = 64},
 };
 static const neap_method_kind klt_kind = {.name = "klt", .whole = apply_klt};
@@ -530,8 +550,20 @@ static int parse_parameter(const char *text, const neap_method_kind *kind, neap_
     return unknown(method->name);
 }
 
+/* The folder with what was learned for the model. */
+static int find_learned(const char *model_path, uint64_t *ret_digest, char *folder, size_t cap) {
+    const int err = neap_model_digest(model_path, ret_digest);
+    return err ? err : neap_klt_folder(*ret_digest, folder, cap);
+}
+
+static int learned_failed(const char *path, int err, bool *ret_is_there) {
+    *ret_is_there = err != -ENOENT;
+    if (!err || err == -ENOENT) return 0;
+    return neap_cli_error(NEAP_EXIT_FAILED, "train it again", "%s: %s", path, neap_strerror(err));
+}
+
 /* klt-PROFILE:RATIO. */
-static int open_trained(const char *model_path, neap_method *method, bool *ret_is_there) {
+static int open_klt(const char *model_path, neap_method *method, bool *ret_is_there) {
     static const char *const profiles[] = {"head", "layer", "joint"};
     char folder[NEAP_PATH_MAX - 64], path[NEAP_PATH_MAX], *end;
     const char *profile = NULL, *text = method->name + strlen("klt-");
@@ -542,13 +574,22 @@ static int open_trained(const char *model_path, neap_method *method, bool *ret_i
     text += strlen(profile) + 1;
     const double ratio = strtod(text, &end);
     if (end == text || *end || !(ratio > 1)) return unknown(method->name);
-    int err = neap_model_digest(model_path, &digest);
-    if (!err) err = neap_klt_folder(digest, folder, sizeof folder);
+    int err = find_learned(model_path, &digest, folder, sizeof folder);
     if (!err) err = neap_klt_path(folder, profile, ratio, path, sizeof path);
     if (!err) err = neap_klt_model_open(path, digest, &method->klt);
-    *ret_is_there = err != -ENOENT;
-    if (!err || err == -ENOENT) return 0;
-    return neap_cli_error(NEAP_EXIT_FAILED, "train it again", "%s: %s", path, neap_strerror(err));
+    return learned_failed(path, err, ret_is_there);
+}
+
+static int open_starts(const char *model_path, neap_method *method, bool *ret_is_there) {
+    char folder[NEAP_PATH_MAX - 64], path[NEAP_PATH_MAX];
+    struct stat info;
+    uint64_t digest;
+    int err = find_learned(model_path, &digest, folder, sizeof folder);
+    snprintf(path, sizeof path, "%s/%s", folder, NEAP_LEARNED_FILE);
+    if (!err && stat(path, &info) != 0) err = -errno;
+    if (!err) err = neap_learned_open(path, digest, &method->learned);
+    if (!err) method->learned_bytes = (uint64_t)info.st_size;
+    return learned_failed(path, err, ret_is_there);
 }
 
 int neap_method_open(const char *name, const char *model_path, neap_method *ret_method,
@@ -559,7 +600,7 @@ int neap_method_open(const char *name, const char *model_path, neap_method *ret_
     if ((size_t)snprintf(method.name, sizeof method.name, "%s", name) >= sizeof method.name)
         return unknown(name);
     if (strncmp(name, "klt-", 4) == 0) {
-        status = open_trained(model_path, &method, ret_is_there);
+        status = open_klt(model_path, &method, ret_is_there);
     } else {
         const size_t len = strcspn(name, ":");
         for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
@@ -567,6 +608,7 @@ int neap_method_open(const char *name, const char *model_path, neap_method *ret_
                 method.kind = &kinds[i];
         status = method.kind == &klt_kind ? unknown(name)
                                           : parse_parameter(name + len, method.kind, &method);
+        if (!status && method.kind->warm) status = open_starts(model_path, &method, ret_is_there);
     }
     if (!status) *ret_method = method;
     return status;
@@ -586,6 +628,7 @@ int neap_method_open_klt(const char *path, uint64_t digest, neap_method *ret_met
 
 void neap_method_close(neap_method *method) {
     neap_klt_model_close(method->klt);
+    neap_learned_free(method->learned);
     *method = (neap_method){0};
 }
 
@@ -593,6 +636,7 @@ uint64_t neap_method_model_bytes(const neap_method *method, const neap_session *
     uint32_t n, widest = 0;
     const neap_session_layer *layers = neap_session_layers(session, &n);
     if (method->klt) return neap_klt_model_bytes(method->klt);
+    if (method->learned) return method->learned_bytes;
     if (!method->kind || method->kind->plane != round_turbo) return 0;
     for (uint32_t i = 0; i < 2 * n; i++) {
         const uint32_t dim = head_dim(&layers[i / 2], i % 2 == 0);

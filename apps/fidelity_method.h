@@ -9,7 +9,8 @@
  *   turboquant:BITS   (Zandieh et al.) heads turned at random, Lloyd-Max codes, one scale each;
  *                     with -centred, keys less their mean over the context
  *   lowram:RATIO      LowRAM's fit of the context (lowram.h), factors and residuals in f16;
- *                     lowram-q: quantised
+ *                     lowram-q: quantised; with -warm the predictors start
+ *                     from what `neap train` learned, else from the context
  *   kivi:BITS         (Liu et al.) keys by channel in groups of 32 tokens, values by token in
  *                     groups of 32 channels, scale and least value in f16; the last 128 tokens
  * exact xkv:RATIO         (Chang et al.) four adjacent layers' keys before RoPE, and their values,
@@ -24,6 +25,7 @@
 #include <stdint.h>
 
 #include "klt.h"
+#include "learned.h"
 #include "llama_session.h"
 
 #define NEAP_METHOD_NAME 64
@@ -33,8 +35,10 @@ typedef struct neap_method_kind neap_method_kind;
 typedef struct neap_method {
     char name[NEAP_METHOD_NAME]; /* as it was given: "klt-joint:8" */
     const neap_method_kind *kind;
-    double parameter;    /* after the colon, or the kind's own */
-    neap_klt_model *klt; /* of klt-... */
+    double parameter;      /* after the colon, or the kind's own */
+    neap_klt_model *klt;   /* of klt-... */
+    neap_learned *learned; /* of lowram-...-warm */
+    uint64_t learned_bytes;
 } neap_method;
 
 /* Methods that --method knows, for the help text. */
@@ -42,15 +46,16 @@ typedef struct neap_method {
     "  none, q8, cachegen     neap's codecs\n"                                                    \
     "  klt-head:R, klt-layer:R, klt-joint:R\n"                                                    \
     "                         codec klt at ratio R, where neap train has made it\n"               \
-    "  lowram:R, lowram-q:R   LowRAM at ratio R, factors and residuals in f16; quantised\n"       \
+    "  lowram:R, lowram-q:R   LowRAM at ratio R, factors and residuals in f16; quantised;\n"      \
+    "                         lowram-q-warm:R: starting from what neap train has learned\n"       \
     "  turboquant:B           TurboQuant at B bits (4); turboquant-centred:B with centred keys\n" \
     "  q8_0, q5_0, q4_0       llama.cpp's types, heads as they are; -rotated: as it turns them\n" \
     "  kivi:B                 KIVI at B bits (2)\n"                                               \
     "  xkv:R                  xKV on keys and values at ratio R (4)\n"                            \
     "\n"
 
-/* NAME[:PARAMETER] for a model; klt-PROFILE:RATIO takes the file that `neap train` made for it.
- * *ret_is_there false: there is no such file; nothing is printed then. */
+/* NAME[:PARAMETER] for a model; klt-PROFILE:RATIO and -warm take the file that `neap train`
+ * made for it. *ret_is_there false: there is no such file; nothing is printed then. */
 int neap_method_open(const char *name, const char *model_path, neap_method *ret_method,
                      bool *ret_is_there);
 /* A klt file by its path; digest 0: of whatever model it was made from. */
@@ -61,7 +66,8 @@ void neap_method_close(neap_method *method); /* takes a zeroed one */
  * numbers of the cells. *ret_bytes: what is kept for the context. */
 int neap_method_apply(const neap_method *method, neap_session *session, neap_kv_file *state,
                       uint64_t *ret_bytes);
-/* What is kept once for the model: klt's file in memory, TurboQuant's matrix and codes. */
+/* What is kept once for the model: klt's file in memory, LowRAM's starts, TurboQuant's matrix and
+ * codes. */
 uint64_t neap_method_model_bytes(const neap_method *method, const neap_session *session);
 /* f16 bytes of the rows that methods replace. */
 uint64_t neap_method_raw_bytes(const neap_session *session, const neap_kv_file *state);
