@@ -17,9 +17,10 @@ static const struct {
     {"evict", neap_bench_evict, "how fast memory is given back, against memcpy"},
     {"codec", neap_bench_codec, "size and speed of the codecs on a model's KV cache"},
     {"values", neap_bench_values, "fits of LowRAM's value predictors, what they explain and cost"},
+    {"fidelity", neap_bench_fidelity, "what smaller caches cost in quality"},
     {"multitask", neap_bench_multitask, "who survives beside a program that takes memory"},
 };
-static const char *const later[] = {"fidelity", "decode"};
+static const char *const later[] = {"decode"};
 
 const char neap_bench_help[] = "  --model MODEL  a name of neap models or a path\n"
                                "  --reps N       pairs of runs, interleaved (default 5)\n"

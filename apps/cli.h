@@ -40,6 +40,7 @@ int neap_bench_evict(int argc, char **argv);
 int neap_bench_attn(int argc, char **argv);
 int neap_bench_codec(int argc, char **argv);
 int neap_bench_values(int argc, char **argv);
+int neap_bench_fidelity(int argc, char **argv);
 int neap_bench_multitask(int argc, char **argv);
 
 /* ---- report.c: errors, tables, numbers ---- */

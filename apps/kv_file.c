@@ -6,7 +6,8 @@
  * stream u32 cells and, unless there are none, for each cell  i32 position, u32 sequences, the
  * sequences (i32 each) u32 whether V is transposed, u32 layers for each layer K: i32 type, u64
  * bytes of a row, the rows for each layer V: the same, or transposed: i32 type, u32 bytes of an
- * element, u32 channels, the channels, each of all cells */
+ * element, u32 channels, the channels, each of all cells.
+ * A state in memory has a magic and the sequence (8 bytes) in place of what precedes the caches. */
 #include "kv_file.h"
 
 #include <errno.h>
@@ -20,6 +21,7 @@
 #define MAGIC 0x67677371u
 #define VERSION 3u
 #define SERVER_VERSION 1u
+#define STATE_HEAD 8u
 enum { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_BF16 = 30 }; /* of ggml */
 
 typedef struct cursor {
@@ -141,19 +143,23 @@ static int take_stream(cursor *c, neap_kv_file *file) {
     return err;
 }
 
+static int take_caches(cursor *c, neap_kv_file *file) {
+    int err = 0;
+    while (!err && !c->failed && c->pos < c->end) {
+        const uint32_t n_streams = take_u32(c);
+        for (uint32_t s = 0; s < n_streams && !err && !c->failed; s++)
+            err = take_stream(c, file);
+    }
+    return err ? err : c->failed || file->n_chunks == 0 ? NEAP_E_CORRUPT : 0;
+}
+
 static int parse(neap_kv_file *file) {
     cursor c = {.pos = file->bytes, .end = file->bytes + file->n_bytes};
     const uint32_t magic = take_u32(&c), version = take_u32(&c);
     if (c.failed || magic != MAGIC) return NEAP_E_CORRUPT;
     if (version != VERSION) return NEAP_E_VERSION;
     take(&c, take_u32(&c), sizeof(int32_t));
-    int err = 0;
-    while (!err && !c.failed && c.pos < c.end) {
-        const uint32_t n_streams = take_u32(&c);
-        for (uint32_t s = 0; s < n_streams && !err && !c.failed; s++)
-            err = take_stream(&c, file);
-    }
-    return err ? err : c.failed || file->n_chunks == 0 ? NEAP_E_CORRUPT : 0;
+    return take_caches(&c, file);
 }
 
 static int read_all(const char *path, neap_kv_file *file) {
@@ -181,10 +187,30 @@ int neap_kv_file_load(const char *path, neap_kv_file *ret_file) {
     return err;
 }
 
+int neap_kv_file_of_state(uint8_t *bytes, size_t n_bytes, neap_kv_file *ret_file) {
+    neap_kv_file file = {.bytes = bytes, .n_bytes = n_bytes};
+    cursor c = {.pos = bytes, .end = bytes + n_bytes};
+    take(&c, 1, STATE_HEAD);
+    const int err = take_caches(&c, &file);
+    if (err)
+        neap_kv_file_free(&file);
+    else
+        *ret_file = file;
+    return err;
+}
+
 void neap_kv_file_free(neap_kv_file *file) {
     free(file->bytes);
     free(file->chunks);
     *file = (neap_kv_file){0};
+}
+
+size_t neap_kv_file_layer_chunks(const neap_kv_file *file) {
+    return (file->n_cells + NEAP_CHUNK_CELLS - 1) / NEAP_CHUNK_CELLS;
+}
+
+const neap_codec_plane *neap_kv_file_rows(const neap_kv_file *file, uint32_t layer, size_t plane) {
+    return &file->chunks[layer * neap_kv_file_layer_chunks(file)].planes[plane];
 }
 
 /* ---- tiling ---- */

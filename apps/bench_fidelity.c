@@ -1,0 +1,663 @@
+/* bench_fidelity.c - `neap bench fidelity`: what a smaller cache costs in quality.
+ *
+ * A model reads the first tokens of a text exactly. Then its keys and values are replaced by what a
+ * method makes of them, and the next 191 tokens of the text are read in one batch: what the model
+ * expects after each of them is compared with what it expected on the untouched cache. All methods
+ * are applied to the same exact cache, so that nothing but the method differs; the floor, which is
+ * exact attention computed the other way (-fa off), says what a difference in rounding alone does.
+ *
+ * Matrix products of quantised weights round their input to 8 bits, by which any difference,
+ * however small, grows to a KL of some 0.005. So the weights are widened to f32 first, unless asked
+ * otherwise; the file is kept.
+ *
+ * The tasks (tasks.h) work alike: the text is read exactly, compressed, then asked about. */
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "fidelity_method.h"
+#include "fidelity_score.h"
+#include "klt_file.h"
+#include "proc.h"
+#include "tasks.h"
+#include "textfile.h"
+
+#define N_NEXT 191u
+#define CONTEXTS_MAX 8
+#define METHODS_MAX 64
+#define TEXTS_MAX 64
+#define TEXT_BYTES_MAX ((size_t)64 << 20)
+#define TASK_ROOM 256u /* tokens of a question and its answer */
+#define FLOOR "f16-fa-off"
+
+static const char default_methods[] =
+    FLOOR ",none,q8,cachegen,q8_0-rotated,q4_0,q4_0-rotated,turboquant:4,"
+          "turboquant-centred:4,kivi:2,xkv:4,lowram:4,lowram-q:4.25,lowram-q:6,"
+          "lowram-q-warm:4.25,lowram-q-warm:6,"
+          "klt-head:4,klt-head:6,klt-joint:6,klt-joint:8,klt-joint:12,klt-joint:16";
+static const char quick_methods[] =
+    FLOOR ",q8,cachegen,q8_0-rotated,q4_0-rotated,klt-head:4,klt-joint:8";
+
+/* A method and what was measured of it in the context at hand. */
+typedef struct column {
+    bool is_floor;
+    bool is_out; /* it failed here, which has been said */
+    neap_method method;
+    neap_token_score *scores; /* [n_texts][N_NEXT] */
+    uint64_t raw_bytes, kept_bytes;
+    double task_sums[NEAP_TASK_KINDS];
+} column;
+
+typedef struct bench {
+    neap_bench_options options;
+    long contexts[CONTEXTS_MAX];
+    size_t n_contexts;
+    const char *methods; /* list; NULL: the default one */
+    const char *klt_file;
+    char *texts[TEXTS_MAX]; /* paths */
+    size_t n_texts;
+    bool own_texts; /* --text */
+    long max_texts, n_tasks;
+    bool own_weights;
+    /* The model at hand. */
+    const char *label;
+    char weights[NEAP_PATH_MAX];
+    neap_session *session, *floor;
+    column columns[METHODS_MAX];
+    size_t n_columns;
+    bool left_out; /* some method, somewhere */
+    size_t n_used; /* texts long enough for the context */
+    double task_exact[NEAP_TASK_KINDS];
+    size_t n_steps, n_done; /* of the progress bar */
+} bench;
+
+static int no_memory(void) {
+    return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
+}
+
+static void step(bench *b, const char *what) {
+    char text[128];
+    snprintf(text, sizeof text, "%s, %s", b->label, what);
+    neap_progress_set((double)b->n_done++ / (double)b->n_steps, text);
+}
+
+/* ---- texts ---- */
+
+static int add_text(bench *b, const char *path) {
+    if (b->n_texts == TEXTS_MAX)
+        return neap_cli_error(NEAP_EXIT_USAGE, NULL, "more than %d texts", TEXTS_MAX);
+    b->texts[b->n_texts] = strdup(path);
+    return b->texts[b->n_texts] ? (b->n_texts++, 0) : no_memory();
+}
+
+static int is_text(const struct dirent *entry) {
+    return entry->d_name[0] != '.';
+}
+
+/* Fetches those of the default texts that are not there; what is missing then is said by it. */
+static void fetch_texts(void) {
+    char tool[NEAP_PATH_MAX];
+    int ended;
+    if (neap_path_tool("fetch-texts", tool) != 0) return;
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(STDERR_FILENO, STDOUT_FILENO);
+        execlp("python3", "python3", tool, (char *)NULL);
+        _exit(127);
+    }
+    while (child > 0 && waitpid(child, &ended, 0) < 0 && errno == EINTR)
+        ;
+}
+
+static int list_texts(bench *b) {
+    char cache[NEAP_PATH_MAX - 64], folder[NEAP_PATH_MAX], path[2 * NEAP_PATH_MAX];
+    struct dirent **entries;
+    const int err = neap_cache_dir(cache, sizeof cache);
+    if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(err));
+    snprintf(folder, sizeof folder, "%s/texts", cache);
+    fetch_texts();
+    const int n = scandir(folder, &entries, is_text, alphasort);
+    if (n <= 0)
+        return neap_cli_error(NEAP_EXIT_FAILED, "give some with --text, or run tools/fetch-texts",
+                              "%s: no texts are there", folder);
+    int status = 0;
+    for (int i = 0; i < n; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
+        if (!status && b->n_texts < (size_t)b->max_texts) status = add_text(b, path);
+        free(entries[i]);
+    }
+    free(entries);
+    return status;
+}
+
+static int read_tokens(bench *b, const char *path, neap_tokens *ret_tokens) {
+    char *text = NULL;
+    size_t len;
+    const int err = neap_textfile_read(path, TEXT_BYTES_MAX, &text, &len);
+    if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", path, neap_strerror(err));
+    const int status = neap_session_tokenize(b->session, text, len, true, ret_tokens);
+    free(text);
+    return status;
+}
+
+/* ---- the cache, compressed ---- */
+
+/* Puts what the method makes of the exact state into the context. A method that cannot - a context
+ * too short for it, a model it does not know - is left out, and the others go on. */
+static int load_compressed(bench *b, column *c, const neap_kv_file *exact) {
+    uint64_t kept = 0;
+    uint8_t *bytes = malloc(exact->n_bytes);
+    neap_kv_file state;
+    if (!bytes) return no_memory();
+    memcpy(bytes, exact->bytes, exact->n_bytes);
+    const int err = neap_kv_file_of_state(bytes, exact->n_bytes, &state);
+    if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(err));
+    c->is_out = neap_method_apply(&c->method, b->session, &state, &kept) != 0;
+    b->left_out |= c->is_out;
+    const int status = c->is_out ? 0 : neap_session_set(b->session, &state);
+    c->kept_bytes += kept;
+    c->raw_bytes += neap_method_raw_bytes(b->session, &state);
+    neap_kv_file_free(&state);
+    return status;
+}
+
+/* ---- texts: how far expectations move ---- */
+
+static int score_floor(bench *b, const neap_tokens *tokens, size_t context,
+                       const float **ret_logits) {
+    int status = neap_session_keep(b->floor, 0);
+    if (!status) status = neap_session_read(b->floor, tokens->ids, context);
+    if (!status) status = neap_session_logits(b->floor, tokens->ids + context, N_NEXT, ret_logits);
+    return status;
+}
+
+static int score_methods(bench *b, const neap_tokens *tokens, size_t context,
+                         const neap_kv_file *exact, const float *exact_logits) {
+    const size_t n_vocab = neap_session_vocabulary(b->session);
+    int status = 0;
+    for (size_t i = 0; i < b->n_columns && !status; i++) {
+        column *c = &b->columns[i];
+        const float *logits = NULL;
+        step(b, c->method.name);
+        if (c->is_out) continue;
+        if (c->is_floor) {
+            status = score_floor(b, tokens, context, &logits);
+        } else {
+            status = load_compressed(b, c, exact);
+            if (!status && !c->is_out)
+                status = neap_session_logits(b->session, tokens->ids + context, N_NEXT, &logits);
+        }
+        if (!status && !c->is_out)
+            neap_token_scores(exact_logits, logits, tokens->ids + context + 1, N_NEXT, n_vocab,
+                              c->scores + b->n_used * N_NEXT);
+    }
+    return status;
+}
+
+static int measure_text(bench *b, const neap_tokens *tokens, size_t context) {
+    const size_t n_logits = (size_t)N_NEXT * neap_session_vocabulary(b->session);
+    neap_kv_file exact = {0};
+    const float *logits = NULL;
+    float *kept = malloc(n_logits * sizeof *kept);
+    step(b, "reading");
+    int status = kept ? neap_session_keep(b->session, 0) : no_memory();
+    if (!status) status = neap_session_read(b->session, tokens->ids, context);
+    if (!status) status = neap_session_get(b->session, &exact);
+    if (!status) status = neap_session_logits(b->session, tokens->ids + context, N_NEXT, &logits);
+    if (!status) {
+        memcpy(kept, logits, n_logits * sizeof *kept);
+        status = score_methods(b, tokens, context, &exact, kept);
+    }
+    if (!status) b->n_used++;
+    neap_kv_file_free(&exact);
+    free(kept);
+    return status;
+}
+
+static int measure_texts(bench *b, size_t context) {
+    int status = 0;
+    b->n_used = 0;
+    for (size_t i = 0; i < b->n_texts && !status; i++) {
+        neap_tokens tokens = {0};
+        status = read_tokens(b, b->texts[i], &tokens);
+        if (!status && tokens.n > context + N_NEXT)
+            status = measure_text(b, &tokens, context);
+        else if (!status)
+            neap_cli_warn("%s: %zu tokens are too few for a context of %zu", b->texts[i], tokens.n,
+                          context);
+        neap_tokens_free(&tokens);
+    }
+    if (!status && b->n_used == 0)
+        status = neap_cli_error(NEAP_EXIT_FAILED, "give a smaller --context",
+                                "no text has %zu tokens", context + N_NEXT + 1);
+    return status;
+}
+
+/* ---- tasks ---- */
+
+static int answer(bench *b, const neap_task *task, const neap_tokens *question, double *ret_score) {
+    const size_t n_vocab = neap_session_vocabulary(b->session);
+    int32_t tokens[TASK_ROOM];
+    const float *logits = NULL;
+    size_t n = 0, last = question->n - 1;
+    char *text = NULL;
+    int status = neap_session_logits(b->session, question->ids, question->n, &logits);
+    while (!status && n < task->n_predict) {
+        const int32_t token = (int32_t)neap_likeliest(logits + last * n_vocab, n_vocab);
+        if (neap_session_is_end(b->session, token)) break;
+        tokens[n++] = token;
+        last = 0;
+        status = neap_session_logits(b->session, &token, 1, &logits);
+    }
+    if (!status) status = neap_session_text(b->session, tokens, n, &text);
+    if (!status) *ret_score = neap_task_score(task, text);
+    free(text);
+    return status;
+}
+
+static int ask_methods(bench *b, int kind, const neap_task *task, const neap_tokens *question,
+                       const neap_kv_file *exact) {
+    int status = 0;
+    for (size_t i = 0; i < b->n_columns && !status; i++) {
+        column *c = &b->columns[i];
+        double score = 0;
+        step(b, c->method.name);
+        if (c->is_floor || c->is_out) continue;
+        status = load_compressed(b, c, exact);
+        if (!status && !c->is_out) status = answer(b, task, question, &score);
+        c->task_sums[kind] += score;
+    }
+    return status;
+}
+
+static int measure_task(bench *b, int kind, const neap_task *task, const neap_tokens *context) {
+    neap_kv_file exact = {0};
+    neap_tokens question = {0};
+    double score = 0;
+    step(b, neap_task_names[kind]);
+    int status =
+        neap_session_tokenize(b->session, task->question, strlen(task->question), false, &question);
+    if (!status) status = neap_session_keep(b->session, 0);
+    if (!status) status = neap_session_read(b->session, context->ids, context->n);
+    if (!status) status = neap_session_get(b->session, &exact);
+    if (!status) status = answer(b, task, &question, &score);
+    b->task_exact[kind] += score;
+    if (!status) status = ask_methods(b, kind, task, &question, &exact);
+    neap_tokens_free(&question);
+    neap_kv_file_free(&exact);
+    return status;
+}
+
+/* The task whose context is the longest that this number of tokens holds, or nearly. */
+static int fit_task(bench *b, int kind, uint32_t seed, size_t n_tokens, neap_task *ret_task,
+                    neap_tokens *ret_context) {
+    size_t n_words = n_tokens / 2;
+    for (int tries = 0;; tries++) {
+        neap_task task;
+        neap_tokens context = {0};
+        const int err = neap_task_make(kind, seed, n_words, &task);
+        if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(err));
+        const int status =
+            neap_session_tokenize(b->session, task.context, strlen(task.context), true, &context);
+        const bool fits = context.n <= n_tokens && (tries >= 5 || context.n >= n_tokens / 20 * 19);
+        if (!status && fits) {
+            *ret_task = task;
+            *ret_context = context;
+            return 0;
+        }
+        n_words = (size_t)((double)n_words * 0.98 * (double)n_tokens / (double)context.n);
+        neap_tokens_free(&context);
+        neap_task_free(&task);
+        if (status) return status;
+        if (n_words == 0)
+            return neap_cli_error(NEAP_EXIT_FAILED, "a longer context, or --tasks 0",
+                                  "task %s: does not fit into %zu tokens", neap_task_names[kind],
+                                  n_tokens);
+    }
+}
+
+static int measure_tasks(bench *b, size_t n_tokens) {
+    int status = 0;
+    memset(b->task_exact, 0, sizeof b->task_exact);
+    for (int kind = 0; kind < NEAP_TASK_KINDS && !status; kind++)
+        for (long i = 0; i < b->n_tasks && !status; i++) {
+            neap_task task = {0};
+            neap_tokens context = {0};
+            status = fit_task(b, kind, (uint32_t)i + 1, n_tokens, &task, &context);
+            if (!status) status = measure_task(b, kind, &task, &context);
+            neap_tokens_free(&context);
+            neap_task_free(&task);
+        }
+    return status;
+}
+
+/* ---- the model ---- */
+
+static int add_column(bench *b, const char *name, const char *model_path) {
+    column *c = &b->columns[b->n_columns];
+    bool is_there = true;
+    if (b->n_columns == METHODS_MAX)
+        return neap_cli_error(NEAP_EXIT_USAGE, NULL, "more than %d methods", METHODS_MAX);
+    *c = (column){.is_floor = strcmp(name, FLOOR) == 0};
+    if (c->is_floor)
+        snprintf(c->method.name, sizeof c->method.name, "%s", name);
+    else {
+        const int status = neap_method_open(name, model_path, &c->method, &is_there);
+        if (status) return status;
+    }
+    if (!is_there && b->methods)
+        return neap_cli_error(NEAP_EXIT_FAILED, "neap train makes it, with --profile and --ratio",
+                              "%s: not trained for %s", name, b->label);
+    b->n_columns += is_there;
+    return 0;
+}
+
+static int add_klt_file(bench *b, const char *model_path) {
+    uint64_t digest;
+    const int err = neap_model_digest(model_path, &digest);
+    if (err)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", model_path, neap_strerror(err));
+    column *c = &b->columns[b->n_columns];
+    *c = (column){0};
+    const int status = neap_method_open_klt(b->klt_file, digest, &c->method);
+    b->n_columns += status == 0;
+    return status;
+}
+
+static int open_methods(bench *b, const char *model_path) {
+    const char *names = b->methods         ? b->methods
+                        : b->options.quick ? quick_methods
+                                           : default_methods;
+    char name[NEAP_METHOD_NAME];
+    int status = 0;
+    for (size_t len; *names && !status; names += len + (names[len] == ',')) {
+        len = strcspn(names, ",");
+        snprintf(name, sizeof name, "%.*s", (int)len, names);
+        status = add_column(b, name, model_path);
+    }
+    if (!status && b->klt_file && b->n_columns < METHODS_MAX) status = add_klt_file(b, model_path);
+    for (size_t i = 0; i < b->n_columns && !status; i++) {
+        b->columns[i].scores = calloc(b->n_texts * N_NEXT, sizeof *b->columns[i].scores);
+        if (!b->columns[i].scores) status = no_memory();
+    }
+    return status;
+}
+
+/* The model with weights in f32, made once. */
+static int find_weights(bench *b, const char *model_path) {
+    char cache[NEAP_PATH_MAX - 256], folder[NEAP_PATH_MAX - 128], made[NEAP_PATH_MAX];
+    struct stat info;
+    int err = neap_cache_dir(cache, sizeof cache);
+    snprintf(b->weights, sizeof b->weights, "%s", model_path);
+    if (b->own_weights) return 0;
+    if (!err && stat(model_path, &info) != 0) err = -errno;
+    snprintf(folder, sizeof folder, "%s/bench", cache);
+    if (!err) err = neap_make_dirs(folder, 0700);
+    if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "bench folder: %s", neap_strerror(err));
+    snprintf(b->weights, sizeof b->weights, "%s/f32-%lld-%lld.gguf", folder,
+             (long long)info.st_size, (long long)info.st_mtime);
+    if (access(b->weights, R_OK) == 0) return 0;
+    snprintf(made, sizeof made, "%s/.f32-%d", folder, neap_proc_self());
+    neap_progress_set(0, "widening the weights");
+    const int status = neap_session_widen(model_path, made);
+    if (!status && rename(made, b->weights) != 0)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", b->weights, neap_strerror(-errno));
+    if (status) unlink(made);
+    return status;
+}
+
+static int open_sessions(bench *b) {
+    long most = 0;
+    for (size_t i = 0; i < b->n_contexts; i++)
+        most = b->contexts[i] > most ? b->contexts[i] : most;
+    neap_session_options options = {.model_path = b->weights,
+                                    .n_ctx = (uint32_t)most + TASK_ROOM,
+                                    .threads = neap_option_threads()};
+    int status = neap_session_open(&options, &b->session);
+    options.no_flash_attention = true;
+    for (size_t i = 0; i < b->n_columns && !status; i++)
+        if (b->columns[i].is_floor && !b->floor) status = neap_session_open(&options, &b->floor);
+    return status;
+}
+
+static void close_model(bench *b) {
+    neap_session_close(b->session);
+    neap_session_close(b->floor);
+    b->session = b->floor = NULL;
+    for (size_t i = 0; i < b->n_columns; i++) {
+        neap_method_close(&b->columns[i].method);
+        free(b->columns[i].scores);
+    }
+    b->n_columns = 0;
+}
+
+/* ---- report ---- */
+
+static double mean_of(const double sums[NEAP_TASK_KINDS], double n) {
+    double sum = 0;
+    for (size_t i = 0; i < NEAP_TASK_KINDS; i++)
+        sum += sums[i];
+    return sum / n;
+}
+
+static json_t *tasks_json(const bench *b, const column *c) {
+    json_t *tasks = json_object();
+    for (size_t i = 0; i < NEAP_TASK_KINDS; i++)
+        json_object_set_new(tasks, neap_task_names[i],
+                            json_pack("[f, f]", b->task_exact[i] / (double)b->n_tasks,
+                                      c->task_sums[i] / (double)b->n_tasks));
+    return tasks;
+}
+
+static double mean_kl(const neap_token_score *scores) {
+    double sum = 0;
+    for (size_t i = 0; i < N_NEXT; i++)
+        sum += scores[i].kl;
+    return sum / N_NEXT;
+}
+
+static json_t *row_json(const bench *b, const column *c, long context, const neap_fidelity *f) {
+    const double n_tasks = (double)b->n_tasks * NEAP_TASK_KINDS;
+    const bool has_tasks = b->n_tasks > 0 && !c->is_floor;
+    json_t *by_text = json_array();
+    for (size_t i = 0; i < b->n_used; i++)
+        json_array_append_new(by_text, json_real(mean_kl(c->scores + i * N_NEXT)));
+    return json_pack(
+        "{s:s, s:I, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:s}",
+        "model", b->label, "context", (json_int_t)context, "method", c->method.name, "ratio",
+        c->is_floor ? 1.0 : (double)c->raw_bytes / (double)c->kept_bytes, "kl", f->kl, "kl_low",
+        f->kl_low, "kl_high", f->kl_high, "ppl_ratio", f->ppl_ratio, "top1_agreement",
+        f->top1_agreement, "task_score",
+        has_tasks ? json_real(mean_of(c->task_sums, n_tasks)) : json_null(), "task_baseline",
+        has_tasks ? json_real(mean_of(b->task_exact, n_tasks)) : json_null(), "tasks",
+        has_tasks ? tasks_json(b, c) : json_null(), "model_bytes",
+        (json_int_t)neap_method_model_bytes(&c->method, b->session), "texts", (json_int_t)b->n_used,
+        "tokens", (json_int_t)(b->n_used * N_NEXT), "kl_by_text", by_text, "weights",
+        b->own_weights ? "own" : "f32");
+}
+
+static void print_row(const bench *b, const column *c, long context, const neap_fidelity *f) {
+    char tasks[24] = "-";
+    const double n_tasks = (double)b->n_tasks * NEAP_TASK_KINDS;
+    if (b->n_tasks && !c->is_floor)
+        snprintf(tasks, sizeof tasks, "%.2f/%.2f", mean_of(c->task_sums, n_tasks),
+                 mean_of(b->task_exact, n_tasks));
+    printf("%-20s %7ld %-20s %6.2f %9.5f [%.5f %.5f] %7.4f %6.3f %10s %10s %5zu\n", b->label,
+           context, c->method.name,
+           c->is_floor ? 1.0 : (double)c->raw_bytes / (double)c->kept_bytes, f->kl, f->kl_low,
+           f->kl_high, f->ppl_ratio, f->top1_agreement, tasks,
+           neap_cli_size(neap_method_model_bytes(&c->method, b->session)), b->n_used);
+}
+
+static void report(bench *b, long context, json_t *rows) {
+    for (size_t i = 0; i < b->n_columns; i++) {
+        column *c = &b->columns[i];
+        const neap_fidelity f = neap_fidelity_summarise(c->scores, b->n_used, N_NEXT);
+        if (!c->is_out) json_array_append_new(rows, row_json(b, c, context, &f));
+        if (!c->is_out && !b->options.as_json) print_row(b, c, context, &f);
+        c->is_out = false;
+        c->raw_bytes = c->kept_bytes = 0;
+        memset(c->task_sums, 0, sizeof c->task_sums);
+    }
+    if (!b->options.as_json) fflush(stdout);
+}
+
+static int run_model(bench *b, const char *model, json_t *rows) {
+    char model_path[NEAP_PATH_MAX];
+    b->label = neap_model_label(model);
+    neap_progress_start("bench fidelity");
+    int status = neap_model_resolve(model, model_path);
+    if (!status) status = open_methods(b, model_path);
+    if (!status) status = find_weights(b, model_path);
+    if (!status) status = open_sessions(b);
+    const size_t n_items = b->n_texts + (size_t)b->n_tasks * NEAP_TASK_KINDS;
+    b->n_steps = b->n_contexts * n_items * (b->n_columns + 1);
+    b->n_done = 0;
+    for (size_t i = 0; i < b->n_contexts && !status; i++) {
+        status = measure_texts(b, (size_t)b->contexts[i]);
+        if (!status) status = measure_tasks(b, (size_t)b->contexts[i]);
+        if (!status) report(b, b->contexts[i], rows);
+    }
+    neap_progress_stop();
+    close_model(b);
+    return status;
+}
+
+static int run(bench *b) {
+    json_t *rows = json_array();
+    int status = b->own_texts ? 0 : list_texts(b);
+    if (!status && !b->options.as_json)
+        printf("%-20s %7s %-20s %6s %9s %-17s %7s %6s %10s %10s %5s\n", "MODEL", "CONTEXT",
+               "METHOD", "RATIO", "KL", "95 %", "PPL", "TOP-1", "TASKS", "FOR MODEL", "TEXTS");
+    for (size_t i = 0; i < b->options.n_models && !status; i++)
+        status = run_model(b, b->options.models[i], rows);
+    if (!status && b->left_out) status = NEAP_EXIT_FAILED;
+    if (!b->options.as_json || json_array_size(rows) == 0) {
+        json_decref(rows);
+        return neap_cli_finish(status);
+    }
+    json_t *texts = json_array();
+    for (size_t i = 0; i < b->n_texts; i++)
+        json_array_append_new(texts, json_string(b->texts[i]));
+    const int printed = neap_cli_print_json(
+        json_pack("{s:o, s:o, s:o}", "machine", neap_machine_json(), "texts", texts, "rows", rows));
+    return status ? status : printed;
+}
+
+/* ---- options ---- */
+
+enum {
+    OPT_CONTEXT = NEAP_OPT_BENCH,
+    OPT_METHOD,
+    OPT_TEXTS,
+    OPT_TEXT,
+    OPT_TASKS,
+    OPT_KLT,
+    OPT_WEIGHTS
+};
+
+static const neap_command command = {
+    "bench fidelity",
+    "usage: neap bench fidelity [OPTIONS]\n"
+    "\n"
+    "What smaller caches cost: how far a model's expectations of the next tokens of real texts "
+    "move\n"
+    "when the context before them is compressed, and whether it still answers questions about it.\n"
+    "--model may be given several times; default: all that are fetched.\n"
+    "\n"
+    "  --context LIST   tokens of the context (default 4096; 2048 with --quick)\n"
+    "  --method LIST    what to compare (see below; default: all, klt as far as it was trained)\n"
+    "  --klt-file FILE  one more method: this file of codec klt\n"
+    "  --texts N        the first N of the texts that tools/fetch-texts brings (6; --quick: 3)\n"
+    "  --text FILE      this text instead of those; may be repeated\n"
+    "  --tasks N        questions of each kind (2; --quick: 1; 0: none)\n"
+    "  --weights W      f32 (default: widened, so that their rounding hides nothing) or own\n"
+    "\n"
+    "methods:\n"
+    "  " FLOOR
+    "             the exact cache, attention computed without -fa: the floor\n" NEAP_METHOD_HELP};
+
+static int take_contexts(bench *b, const char *list) {
+    char item[32];
+    int status = 0;
+    b->n_contexts = 0;
+    for (size_t len; *list && !status; list += len + (list[len] == ',')) {
+        len = strcspn(list, ",");
+        if (b->n_contexts == CONTEXTS_MAX)
+            return neap_cli_error(NEAP_EXIT_USAGE, NULL, "more than %d contexts", CONTEXTS_MAX);
+        snprintf(item, sizeof item, "%.*s", (int)len, list);
+        status = neap_option_number("--context", item, 64, 1000000, &b->contexts[b->n_contexts++]);
+    }
+    return status;
+}
+
+static int take_option(void *ctx, int code, const char *value) {
+    bench *b = ctx;
+    switch (code) {
+    case OPT_CONTEXT:
+        return take_contexts(b, value);
+    case OPT_METHOD:
+        b->methods = value;
+        return 0;
+    case OPT_KLT:
+        b->klt_file = value;
+        return 0;
+    case OPT_TEXTS:
+        return neap_option_number("--texts", value, 1, TEXTS_MAX, &b->max_texts);
+    case OPT_TEXT:
+        b->own_texts = true;
+        return add_text(b, value);
+    case OPT_TASKS:
+        return neap_option_number("--tasks", value, 0, 100, &b->n_tasks);
+    case OPT_WEIGHTS:
+        b->own_weights = strcmp(value, "own") == 0;
+        if (b->own_weights || strcmp(value, "f32") == 0) return 0;
+        return neap_cli_error(NEAP_EXIT_USAGE, "f32 or own", "--weights %s: unknown", value);
+    default:
+        return neap_bench_option(code, value, &b->options);
+    }
+}
+
+static void fill_defaults(bench *b) {
+    const bool quick = b->options.quick;
+    if (b->n_contexts == 0) b->contexts[b->n_contexts++] = quick ? 2048 : 4096;
+    if (b->max_texts == 0) b->max_texts = quick ? 3 : 6;
+    if (b->n_tasks < 0) b->n_tasks = quick ? 1 : 2;
+    if (quick && b->options.n_models == 0)
+        b->options.models[b->options.n_models++] = neap_models[0].name;
+}
+
+int neap_bench_fidelity(int argc, char **argv) {
+    static const struct option long_options[] = {NEAP_OPTIONS_BASIC,
+                                                 NEAP_OPTIONS_BENCH,
+                                                 {"context", required_argument, NULL, OPT_CONTEXT},
+                                                 {"method", required_argument, NULL, OPT_METHOD},
+                                                 {"klt-file", required_argument, NULL, OPT_KLT},
+                                                 {"texts", required_argument, NULL, OPT_TEXTS},
+                                                 {"text", required_argument, NULL, OPT_TEXT},
+                                                 {"tasks", required_argument, NULL, OPT_TASKS},
+                                                 {"weights", required_argument, NULL, OPT_WEIGHTS},
+                                                 {0}};
+    bench *b = calloc(1, sizeof *b);
+    if (!b) return no_memory();
+    int status;
+    b->n_tasks = -1;
+    if (neap_bench_parse(&command, long_options, argc, argv, take_option, b, &status)) {
+        if (optind < argc)
+            status = neap_cli_error(NEAP_EXIT_USAGE, "see neap bench fidelity --help",
+                                    "%s: one argument too many", argv[optind]);
+        fill_defaults(b);
+        if (!status) status = neap_bench_default_models(&b->options);
+        if (!status) status = run(b);
+    }
+    for (size_t i = 0; i < b->n_texts; i++)
+        free(b->texts[i]);
+    free(b);
+    return status;
+}

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""neap bench fidelity: the rows and figures of a small model on two short texts. What is exact moves
+nothing, what is coarse moves much, ratios are those that can be counted by hand; a trained klt has a
+row; what cannot be measured is refused by name."""
+
+import json
+import os
+import subprocess
+
+import support as s
+
+CONTEXT = 512
+KEYS = {"model", "context", "method", "ratio", "kl", "kl_low", "kl_high", "ppl_ratio",
+        "top1_agreement", "task_score", "task_baseline", "model_bytes", "texts"}
+TEXTS = ["/usr/share/common-licenses/GPL-3", os.path.join(s.ROOT, "src", "attn", "tile.h")]
+# Least and greatest ratio; bits of an element and of what a group of them shares.
+RATIOS = {"none": (0.99, 1), "q8": (1.8, 2), "q8_0": (1.882, 1.883), "q4_0": (3.555, 3.556),
+          "q4_0-rotated": (3.555, 3.556), "kivi:1": (2.85, 2.95), "kivi:8": (1.45, 1.55),
+          "xkv:4": (3.9, 4.1), "klt-joint:8": (6, 8.5), "turboquant:1": (12.7, 12.9),
+          "turboquant-centred:4": (3.7, 3.77)}
+
+
+def environment(work):
+    cache = os.path.join(work, "cache")
+    os.makedirs(os.path.join(cache, "neap"))
+    os.symlink(s.MODELS, os.path.join(cache, "neap", "models"))
+    env = {k: v for k, v in os.environ.items() if not k.startswith("NEAP_")}
+    env.update(XDG_CACHE_HOME=cache, XDG_RUNTIME_DIR=s.runtime_dir(work), NEAP_PROFILE="off",
+               NEAP_PRESSURE="off", OMP_WAIT_POLICY="passive")
+    return env
+
+
+def neap(env, *args, status=0):
+    done = subprocess.run([s.NEAP, *args], env=env, stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, timeout=550, check=False)
+    s.check(done.returncode == status,
+            f"neap {args}: exit {done.returncode}, not {status}\n{done.stdout}{done.stderr}")
+    return done
+
+
+def fidelity(env, *args, status=0):
+    texts = [arg for text in TEXTS for arg in ("--text", text)]
+    return neap(env, "bench", "fidelity", "--model", s.SMOLLM2, "--weights", "own", *texts, *args,
+                status=status)
+
+
+def refusals(env):
+    for args, status, text in ((("--method", "q9"), 2, "q9"),
+                               (("--method", "kivi:x"), 2, "kivi:x"),
+                               (("--method", "klt-joint:8"), 1, "neap train"),
+                               (("--klt-file", TEXTS[0]), 1, "GPL-3"),
+                               (("--method", "none", "--context", "100000"), 1, "too few"),
+                               (("--weights", "f64"), 2, "f64")):
+        said = fidelity(env, *args, "--context", str(CONTEXT), *args, status=status).stderr
+        s.check(text in said, f"{args}: {said}")
+
+
+def training_text(work):
+    """Enough to see that it works, not to work well."""
+    path = os.path.join(work, "text")
+    with open(os.path.join(s.ROOT, "share", "calibration", "01-devils-dictionary-en.txt"),
+              encoding="utf-8") as file, open(path, "w", encoding="utf-8") as out:
+        out.write(file.read(12000))
+    return path
+
+
+def body(work):
+    env = environment(work)
+    refusals(env)
+    neap(env, "train", s.SMOLLM2, "--profile", "joint", training_text(work))
+    done = fidelity(env, "--context", str(CONTEXT), "--tasks", "1", "--json",
+                    "--method", ",".join(["f16-fa-off", *RATIOS]))
+    shown = json.loads(done.stdout)
+    rows = {row["method"]: row for row in shown["rows"]}
+    s.check_equal(list(rows), ["f16-fa-off", *RATIOS], "rows in the order asked for")
+    for name, row in rows.items():
+        s.say(f"{name}: {row}")
+        s.check(KEYS <= set(row), f"{name}: keys missing: {KEYS - set(row)}")
+        s.check(row["context"] == CONTEXT and row["texts"] == 2, row)
+        s.check(row["kl_low"] <= row["kl"] <= row["kl_high"], row)
+    for name, (least, most) in RATIOS.items():
+        s.check(least <= rows[name]["ratio"] <= most, f"{name}: ratio {rows[name]['ratio']}")
+        s.check_equal(rows[name]["task_baseline"], rows["none"]["task_score"], "exact tasks")
+    s.check(rows["none"]["kl"] == 0 and rows["none"]["top1_agreement"] == 1, "none is not exact")
+    s.check_equal(rows["none"]["ppl_ratio"], 1, "perplexity of none")
+    s.check(0 < rows["f16-fa-off"]["kl"] < 0.05, "floor")
+    for name in ("q8", "q8_0", "kivi:8"):
+        s.check(0 < rows[name]["kl"] < 0.05, f"{name} moves too much")
+    s.check(rows["kivi:1"]["kl"] > 0.2 and rows["kivi:1"]["top1_agreement"] < 0.9, "one bit is kept?")
+    s.check(rows["q8"]["kl"] < rows["q4_0"]["kl"] < rows["kivi:1"]["kl"], "order")
+    s.check(rows["klt-joint:8"]["kl"] < rows["xkv:4"]["kl"], "klt")
+    s.check(rows["klt-joint:8"]["model_bytes"] > 0 and rows["q8"]["model_bytes"] == 0, "model bytes")
+
+
+s.main(body)
