@@ -22,7 +22,8 @@ int neap_klt_folder(uint64_t digest, char *ret_path, size_t cap);
 int neap_klt_path(const char *folder, const char *profile, double ratio, char *ret_path,
                   size_t cap);
 
-/* Opens the model's file of that ratio, one layer before per head. Ratio 0: the first there is of
+/* Opens the model's file of that ratio, one layer before per head; where there is none, the file of
+ * the next lower whole ratio, at that ratio. Ratio 0: the first there is of
  * layer 8, layer 6, head 4, layer 4, head 6, head 8. Files of more layers (joint) are not taken:
  * the engine evicts by the layer. ret_name: "klt-head-4". Fails: -ENOENT (nothing was trained, or
  * not for that ratio); as neap_klt_model_open(). */
