@@ -10,13 +10,13 @@ LLAMA_PROGRAMS := llama-server llama-cli llama-completion llama-bench llama-perp
                   llama-quantize llama-tokenize
 C_FILES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: all help setup build demo test test-all bench fuzz install uninstall clean format \
+.PHONY: all help setup build learn demo test test-all bench fuzz install uninstall clean format \
         format-check tidy layers
 
-all: setup build
+all: setup build learn
 
 help:
-	@echo 'make             set up and build'
+	@echo 'make             set up, build, and learn the default model for the codec klt'
 	@echo 'make demo        set up, build, and show the main job on the default model'
 	@echo 'make test        set up, build, and run every test'
 	@echo 'make test-all    also sanitizers, the full matrix, long soaks, a bare Debian'
@@ -35,6 +35,10 @@ build:
 		>build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
 	@cmake --build build
 	@ln -sf $(addprefix $(NEAP_LLAMA_BIN)/,$(LLAMA_PROGRAMS)) build/bin/
+
+# What the codec klt must know of the default model, in the user's cache folder: minutes, once.
+learn: build
+	@build/bin/neap train --missing smollm2-135m
 
 demo: setup build
 	@build/bin/neap demo
@@ -58,7 +62,7 @@ fuzz:
 	@cmake --build --preset fuzz
 	@tools/run-fuzz build-fuzz $(FUZZ_SECONDS)
 
-install: all
+install: setup build
 	@cmake --install build
 	@cp build/install_manifest.txt build/installed.txt
 

@@ -40,7 +40,7 @@ static const struct {
                           {"joint", NEAP_KLT_FOUR_LAYERS, 8, true}};
 
 typedef struct session {
-    bool as_json;
+    bool as_json, missing_only;
     const char *model;
     char model_path[NEAP_PATH_MAX], folder[NEAP_PATH_MAX - 64];
     int capture; /* descriptor */
@@ -281,10 +281,30 @@ static int locate(session *s) {
                           neap_strerror(err));
 }
 
+static bool is_there(const session *s, size_t profile, double ratio) {
+    char path[NEAP_PATH_MAX];
+    neap_klt_model *model = NULL;
+    const int err = neap_klt_path(s->folder, profiles[profile].name, ratio, path, sizeof path);
+    const bool there = !err && neap_klt_model_open(path, s->geometry.digest, &model) == 0;
+    neap_klt_model_close(model);
+    return there;
+}
+
+static bool all_there(const session *s) {
+    for (size_t i = 0; i < N_PROFILES; i++) {
+        if (!s->wanted[i]) continue;
+        for (size_t r = 0; r < s->n_ratios; r++)
+            if (!is_there(s, i, s->ratios[r])) return false;
+        if (s->n_ratios == 0 && !is_there(s, i, profiles[i].ratio)) return false;
+    }
+    return true;
+}
+
 static int run(session *s) {
     const uint64_t began = neap_clock_ns();
     int status = s->n_texts ? 0 : add_own_texts(s);
     if (!status) status = locate(s);
+    if (!status && s->missing_only && all_there(s)) return NEAP_EXIT_OK;
     if (!status &&
         (neap_trainer_create(&s->trainer) != 0 || neap_predictors_create(&s->predictors) != 0))
         status = no_memory();
@@ -337,6 +357,7 @@ static const neap_command command = {
     "                (default: head and joint)\n"
     "  --ratio R     bytes before to bytes after; may be repeated (default: 4 for head, 6 for\n"
     "                layer, 8 for joint)\n"
+    "  --missing     does nothing if all of these files are there and good\n"
     "  --threads N   compute threads of the model\n"
     "  --json        one JSON document on standard output\n"
     "  -h, --help    this text\n"
@@ -359,9 +380,10 @@ static int take_arguments(session *s, int argc, char **argv) {
 }
 
 int neap_cmd_train(int argc, char **argv) {
-    enum { JSON = NEAP_OPT_OWN, PROFILE, RATIO };
+    enum { JSON = NEAP_OPT_OWN, MISSING, PROFILE, RATIO };
     static const struct option options[] = {NEAP_OPTIONS_BASIC,
                                             {"json", no_argument, NULL, JSON},
+                                            {"missing", no_argument, NULL, MISSING},
                                             {"profile", required_argument, NULL, PROFILE},
                                             {"ratio", required_argument, NULL, RATIO},
                                             {"threads", required_argument, NULL, NEAP_OPT_THREADS},
@@ -378,6 +400,7 @@ int neap_cmd_train(int argc, char **argv) {
         done = neap_option_basic(&command, code, argv, &status);
         if (done) break;
         s->as_json = s->as_json || code == JSON;
+        s->missing_only = s->missing_only || code == MISSING;
         if (code == PROFILE) status = take_profile(s, optarg);
         if (code == RATIO) status = take_ratio(s, optarg);
         if (code == NEAP_OPT_THREADS) status = neap_option_common(code, optarg);

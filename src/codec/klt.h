@@ -66,10 +66,14 @@ typedef struct neap_klt_block {
 typedef struct neap_klt_group {
     uint32_t first_head, n_heads; /* the groups of a block cover its heads in order */
     uint32_t n_components;        /* kept: 1 .. columns */
+    /* sd * unit is in the same unit in all groups: what is left of bits at a higher ratio goes by
+     * it.
+     */
+    float unit; /* 1e-20 .. 1e20 */
     /* A row whose error (see metric) is above this may become an outlier; 0: every row may. */
     float outlier_error;
     const uint8_t *bits; /* [n_components] 1 .. NEAP_KLT_BITS, not ascending */
-    const float *sd;     /* [n_components] finite, above 0 */
+    const float *sd;     /* [n_components] finite, above 0, not ascending */
     /* f16 [n_columns][n_components]. NULL where the metric is given: not stored, half the file;
      * opening then finds it from g and the metric (some 50 ms a group of 1024 columns). */
     const uint16_t *f;
@@ -89,6 +93,7 @@ typedef struct neap_klt_spec {
     uint32_t profile; /* NEAP_KLT_PER_HEAD ... */
     /* Of the rows of the groups of a chunk at most so many, to the nearest, become outliers. */
     uint32_t outlier_permille; /* 0 .. 100; the study: 4 .. 8 */
+    float ratio;               /* 1 .. 1000: what the bits are for, and the least that opens */
     uint32_t n_ropes, n_blocks, n_groups;
     const neap_klt_rope *ropes;
     const neap_klt_block *blocks;
@@ -114,13 +119,19 @@ typedef struct neap_klt_model neap_klt_model;
  * digest); each is said in the log with the path and what was wrong. -ENOMEM, -errno of the file.
  */
 int neap_klt_model_open(const char *path, uint64_t digest, neap_klt_model **ret_model);
+/* The same at a higher ratio than the file's own: bits are allocated again, which leaves components
+ * out. Each ratio has an id of its own. Ratio 0: the file's. Fails also: NEAP_E_BOUND (the ratio is
+ * below the file's, whose components would not do, or out of reach; nothing is logged). */
+int neap_klt_model_open_at(const char *path, uint64_t digest, double ratio,
+                           neap_klt_model **ret_model);
 /* The same of the file's bytes in memory; name is for messages. */
 int neap_klt_model_parse(const void *bytes, size_t len, uint64_t digest, const char *name,
                          neap_klt_model **ret_model);
 void neap_klt_model_close(neap_klt_model *model); /* takes NULL */
 /* Everything but f, g and metric of the groups (NULL). */
 const neap_klt_spec *neap_klt_model_spec(const neap_klt_model *model);
-/* Checksum of the file: chunks carry it and decode with no other model. */
+/* Checksum of the file, and of a ratio that is not its own: chunks carry it and decode with no
+ * other model. */
 uint64_t neap_klt_model_id(const neap_klt_model *model);
 /* Bytes of memory that the open model takes. */
 size_t neap_klt_model_bytes(const neap_klt_model *model);

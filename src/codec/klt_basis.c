@@ -63,12 +63,12 @@ static size_t lay_out(const neap_klt_block *block, const neap_klt_group *group,
     return at;
 }
 
-/* src[n][width] as f32 strips of its columns: dst[strip][n][NEAP_KLT_STRIP]. */
-static void put_strips(const uint16_t *src, uint32_t n, uint32_t width, float *dst) {
+/* The first width columns of src[n][pitch] as f32 strips: dst[strip][n][NEAP_KLT_STRIP]. */
+static void put_strips(const uint16_t *src, size_t pitch, uint32_t n, uint32_t width, float *dst) {
     for (uint32_t j = 0; j < n; j++)
         for (uint32_t c = 0; c < width; c++)
             dst[((size_t)(c / NEAP_KLT_STRIP) * n + j) * NEAP_KLT_STRIP + c % NEAP_KLT_STRIP] =
-                neap_f32_of_f16(src[(size_t)j * width + c]);
+                neap_f32_of_f16(src[j * pitch + c]);
 }
 
 static float largest_of(const float *table, uint32_t bits) {
@@ -187,6 +187,7 @@ static void put_integers(const neap_klt_basis *basis, const basis_parts *parts,
 static void count_basis(const neap_klt_block *block, const neap_klt_group *group,
                         neap_klt_basis *basis) {
     *basis = (neap_klt_basis){.n_columns = neap_klt_group_columns(block, group),
+                              .f_width = basis->f_width,
                               .n_components = group->n_components};
     for (uint32_t c = 0; c < group->n_components; c++) {
         basis->n_exact += group->bits[c] >= NEAP_KLT_EXACT_BITS;
@@ -213,7 +214,8 @@ static int make_basis(neap_klt_model *model, const neap_klt_block *block, uint32
     memcpy(parts.sd, group->sd, basis->n_components * sizeof *parts.sd);
     for (uint32_t c = 0; c < basis->n_components; c++)
         parts.inverse_sd[c] = 1 / parts.sd[c];
-    if (group->f) put_strips(group->f, basis->n_columns, basis->n_components, parts.f);
+    if (group->f)
+        put_strips(group->f, basis->f_width, basis->n_columns, basis->n_components, parts.f);
     rounding work;
     int err = make_rounding(block, basis, &work);
     const uint16_t *metric = group->metric;
@@ -222,7 +224,7 @@ static int make_basis(neap_klt_model *model, const neap_klt_block *block, uint32
         put_exact(model, group, basis, &parts, &head, &work);
         put_integers(basis, &parts, &head, metric, &work);
         if (!metric) continue;
-        put_strips(metric, head.dim, head.dim, metric_out);
+        put_strips(metric, head.dim, head.dim, head.dim, metric_out);
         metric += (size_t)head.dim * head.dim;
         metric_out += metric_floats(head.dim);
     }

@@ -23,6 +23,7 @@ typedef struct neap_klt_basis {
     uint32_t n_columns, n_components, n_tiles;
     uint32_t n_exact;        /* the first components: those decoded in f32 */
     uint32_t n_quads;        /* of the others, four by four */
+    uint32_t f_width;        /* of the file's F: components at the file's own ratio */
     uint32_t code_bytes;     /* of 64 rows of all components */
     const uint8_t *bits;     /* [n_components] */
     const float *sd;         /* [n_components] */
@@ -125,6 +126,9 @@ int neap_klt_decode_with(const neap_klt_kernel *kernel, const neap_klt_model *mo
 /* The model file in memory: malloc'd. Fails: like neap_klt_model_write(); name is for messages. */
 int neap_klt_model_build(const neap_klt_spec *spec, const char *name, uint8_t **ret_bytes,
                          size_t *ret_len);
+/* Bits for a ratio above the file's, before the bases are made: *ret_bits holds them, the caller
+ * frees it after. Fails: NEAP_E_BOUND (see neap_klt_model_open_at()); -ENOMEM. */
+int neap_klt_model_set_ratio(neap_klt_model *model, double ratio, uint8_t **ret_bits);
 /* What the kernels use, from a model whose spec shows the file's matrices; those are then NULL.
  * Fails: NEAP_E_CORRUPT (F does not follow from G and the metric); -ENOMEM. */
 int neap_klt_make_bases(neap_klt_model *model);

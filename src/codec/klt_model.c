@@ -14,7 +14,7 @@
 #include "textfile.h"
 
 enum {
-    VERSION = 1,
+    VERSION = 2,
     HEADER_BYTES = 128,
     ENTRY_BYTES = 32,
     ROPE_BYTES = 16 + NEAP_KLT_HEAD_DIM / 2 * 4,
@@ -31,7 +31,8 @@ typedef struct header {
     char magic[8];
     uint32_t version, profile;
     uint64_t file_bytes, digest;
-    uint32_t outlier_permille, n_ropes, n_blocks, n_groups, n_sections, zero;
+    uint32_t outlier_permille, n_ropes, n_blocks, n_groups, n_sections;
+    float ratio;
     uint64_t id;
     char name[NEAP_KLT_NAME];
 } header;
@@ -198,6 +199,7 @@ static const char *check_group_shapes(const neap_klt_spec *spec) {
             if (group->n_components < 1 || group->n_components > columns)
                 return "the components of a group";
             if (!in_range(group->outlier_error, 0, 3e38f)) return "the outlier error of a group";
+            if (!in_range(group->unit, 1e-20f, 1e20f)) return "the unit of a group";
             if (!group->f && !group->metric) return "neither F nor a metric in a group";
         }
         if (head != b->n_kv_heads) return "the heads of a block's groups";
@@ -215,7 +217,8 @@ static const char *check_group_values(const neap_klt_spec *spec) {
                 const uint32_t bits = group->bits[c];
                 if (bits < 1 || bits > (c ? group->bits[c - 1] : NEAP_KLT_BITS))
                     return "the bits of a component";
-                if (!in_range(group->sd[c], 1e-12f, 1e12f)) return "the deviation of a component";
+                if (!in_range(group->sd[c], 1e-12f, c ? group->sd[c - 1] : 1e12f))
+                    return "the deviation of a component";
             }
             if ((group->f && !all_finite(group->f, n)) || !all_finite(group->g, n) ||
                 (group->metric && !all_finite(group->metric, metric_values(b, group))))
@@ -230,6 +233,7 @@ static const char *check_counts(const neap_klt_spec *spec) {
     if (spec->profile < NEAP_KLT_PER_HEAD || spec->profile > NEAP_KLT_FOUR_LAYERS)
         return "the profile";
     if (spec->outlier_permille > 100) return "the share of outliers";
+    if (!in_range(spec->ratio, 1, 1000)) return "the ratio";
     if (spec->n_ropes < 1 || spec->n_ropes > NEAP_KLT_ROPES) return "the number of RoPE tables";
     if (spec->n_blocks < 1 || spec->n_blocks > NEAP_KLT_BLOCKS) return "the number of blocks";
     if (spec->n_groups < 1 || spec->n_groups > NEAP_KLT_GROUPS) return "the number of groups";
@@ -263,9 +267,10 @@ static void put_groups(const neap_klt_spec *spec, uint8_t *dst) {
     for (uint32_t g = 0; g < spec->n_groups; g++, dst += GROUP_BYTES) {
         const neap_klt_group *group = &spec->groups[g];
         const uint32_t fields[GROUP_BYTES / 4] = {
-            group->first_head,     group->n_heads,
-            group->n_components,   neap_f32_bits(group->outlier_error),
-            group->metric != NULL, group->f != NULL};
+            group->first_head,         group->n_heads,
+            group->n_components,       neap_f32_bits(group->outlier_error),
+            group->metric != NULL,     group->f != NULL,
+            neap_f32_bits(group->unit)};
         memcpy(dst, fields, sizeof fields);
     }
 }
@@ -307,6 +312,7 @@ static int put_all(const neap_klt_spec *spec, uint8_t **ret_bytes, size_t *ret_l
                    .profile = spec->profile,
                    .digest = spec->digest,
                    .outlier_permille = spec->outlier_permille,
+                   .ratio = spec->ratio,
                    .n_ropes = spec->n_ropes,
                    .n_blocks = spec->n_blocks,
                    .n_groups = spec->n_groups};
@@ -398,12 +404,13 @@ static const char *get_groups(neap_klt_model *model, const uint8_t *src, const u
     for (uint32_t g = 0; g < model->spec.n_groups; g++, src += GROUP_BYTES) {
         uint32_t fields[GROUP_BYTES / 4];
         memcpy(fields, src, sizeof fields);
-        if (fields[4] > 1 || fields[5] > 1) return "the matrices of a group";
+        if (fields[4] > 1 || fields[5] > 1 || fields[7]) return "the matrices of a group";
         const uint16_t *there = (const uint16_t *)(const void *)bytes;
         model->groups[g] = (neap_klt_group){.first_head = fields[0],
                                             .n_heads = fields[1],
                                             .n_components = fields[2],
                                             .outlier_error = neap_f32_of_bits(fields[3]),
+                                            .unit = neap_f32_of_bits(fields[6]),
                                             .f = fields[5] ? there : NULL,
                                             .metric = fields[4] ? there : NULL};
     }
@@ -508,7 +515,7 @@ static int check_header(const uint8_t *bytes, size_t len, uint64_t digest, const
     unsigned_head.id = 0;
     neap_sum_feed(sum, &unsigned_head, sizeof unsigned_head);
     neap_sum_feed(sum, bytes + sizeof *head, directory - sizeof *head);
-    const bool good = neap_sum_value(sum) == head->id && head->zero == 0;
+    const bool good = neap_sum_value(sum) == head->id;
     neap_sum_free(sum);
     if (!good) return refuse(name, NEAP_E_CORRUPT, "damaged: the checksum of its directory");
     if (head->digest != digest) {
@@ -520,8 +527,8 @@ static int check_header(const uint8_t *bytes, size_t len, uint64_t digest, const
     return 0;
 }
 
-int neap_klt_model_parse(const void *bytes, size_t len, uint64_t digest, const char *name,
-                         neap_klt_model **ret_model) {
+static int parse(const void *bytes, size_t len, uint64_t digest, double ratio, const char *name,
+                 neap_klt_model **ret_model) {
     header head;
     int err = check_header(bytes, len, digest, name, &head);
     if (err) return err;
@@ -532,6 +539,7 @@ int neap_klt_model_parse(const void *bytes, size_t len, uint64_t digest, const c
     *spec = (neap_klt_spec){.digest = head.digest,
                             .profile = head.profile,
                             .outlier_permille = head.outlier_permille,
+                            .ratio = head.ratio,
                             .n_ropes = head.n_ropes,
                             .n_blocks = head.n_blocks,
                             .n_groups = head.n_groups};
@@ -543,8 +551,14 @@ int neap_klt_model_parse(const void *bytes, size_t len, uint64_t digest, const c
         neap_log(NEAP_LOG_ERROR, "klt model %s refused: damaged: %s", name, wrong);
         err = NEAP_E_CORRUPT;
     }
+    for (uint32_t g = 0; !wrong && !err && g < spec->n_groups; g++)
+        model->bases[g].f_width = model->groups[g].n_components;
+    uint8_t *bits = NULL;
+    if (!wrong && !err && ratio > 0 && (float)ratio != spec->ratio)
+        err = neap_klt_model_set_ratio(model, ratio, &bits);
     if (!wrong && !err && (err = neap_klt_make_bases(model)) == NEAP_E_CORRUPT)
         refuse(name, err, "damaged: F does not follow from G and the metric");
+    free(bits);
     if (err)
         neap_klt_model_close(model);
     else
@@ -552,7 +566,17 @@ int neap_klt_model_parse(const void *bytes, size_t len, uint64_t digest, const c
     return err;
 }
 
+int neap_klt_model_parse(const void *bytes, size_t len, uint64_t digest, const char *name,
+                         neap_klt_model **ret_model) {
+    return parse(bytes, len, digest, 0, name, ret_model);
+}
+
 int neap_klt_model_open(const char *path, uint64_t digest, neap_klt_model **ret_model) {
+    return neap_klt_model_open_at(path, digest, 0, ret_model);
+}
+
+int neap_klt_model_open_at(const char *path, uint64_t digest, double ratio,
+                           neap_klt_model **ret_model) {
     neap_file *file = NULL;
     neap_file_id id;
     int err = neap_file_open_read(path, &file);
@@ -564,7 +588,7 @@ int neap_klt_model_open(const char *path, uint64_t digest, neap_klt_model **ret_
                                         NEAP_ROUND_UP(id.size_bytes + 1, NEAP_DIRECT_ALIGN))))
         err = -ENOMEM;
     if (!err && id.size_bytes > 0) err = neap_file_read(file, bytes, id.size_bytes, 0);
-    if (!err) err = neap_klt_model_parse(bytes, id.size_bytes, digest, path, ret_model);
+    if (!err) err = parse(bytes, id.size_bytes, digest, ratio, path, ret_model);
     free(bytes);
     neap_file_close(file);
     return err;

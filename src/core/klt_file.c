@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,6 +69,18 @@ int neap_klt_path(const char *folder, const char *profile, double ratio, char *r
     return len < 0 || (size_t)len >= cap ? -ENAMETOOLONG : 0;
 }
 
+/* The file of that ratio, else the next lower whole one there is, at that ratio. */
+static int open_at(const char *folder, const char *profile, uint64_t digest, double ratio,
+                   neap_klt_model **ret_model) {
+    char path[PATH_MAX];
+    int err = -ENOENT;
+    for (double of = ratio; err == -ENOENT && of >= 1; of = ceil(of) - 1) {
+        err = neap_klt_path(folder, profile, of, path, sizeof path);
+        if (!err) err = neap_klt_model_open_at(path, digest, ratio, ret_model);
+    }
+    return err;
+}
+
 int neap_klt_file_open(uint64_t digest, double ratio, neap_klt_model **ret_model, char *ret_name,
                        size_t cap) {
     static const char *const profiles[2][3] = {{"head", "layer", "joint"},
@@ -88,8 +101,9 @@ int neap_klt_file_open(uint64_t digest, double ratio, neap_klt_model **ret_model
     for (size_t i = 0; i < n && err == -ENOENT; i++) {
         const char *profile = ratio > 0 ? wanted[i].profile : usual[i].profile;
         const double of = ratio > 0 ? ratio : usual[i].ratio;
-        err = neap_klt_path(folder, profile, of, path, sizeof path);
-        if (!err) err = neap_klt_model_open(path, digest, ret_model);
+        err = ratio > 0 ? open_at(folder, profile, digest, ratio, ret_model)
+                        : neap_klt_path(folder, profile, of, path, sizeof path);
+        if (!err && ratio == 0) err = neap_klt_model_open(path, digest, ret_model);
         if (!err) snprintf(ret_name, cap, "klt-%s-%g", profile, of);
     }
     return err;

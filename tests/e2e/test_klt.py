@@ -81,6 +81,16 @@ def cycles(work, cache, codec):
         s.check_equal(server.stat()["counters"]["errors"], 0, "errors")
 
 
+def higher(work, cache):
+    """A ratio above that of the file."""
+    with s.Server(work, s.SMOLLM2, codec="klt:6", env={"XDG_CACHE_HOME": cache}) as server:
+        server.tokens(server.tokenize(s.prose(31, CONTEXT)), 1)
+        server.evict("100%", only="kv")
+        stat = server.stat()
+        s.check_equal(stat["codec_note"], "klt-head-6", "file in use")
+        s.check(stat["ratio"] > 4.6, f"ratio {stat['ratio']}")
+
+
 def shifts(work, cache):
     """Cells move to other positions while their chunks are away."""
     with s.Server(work, s.SMOLLM2, "--context-shift", codec="klt", ctx=1024,
@@ -124,8 +134,9 @@ def body(work):
     path = train(cache, model)
     for codec in ("klt", "klt:4"):
         cycles(work, cache, codec)
+    higher(work, cache)
     shifts(work, cache)
-    without(work, cache, "klt:5", ["neap train --ratio 5"])
+    without(work, cache, "klt:3", ["neap train --ratio 3"])
     without(work, cache, "klt", ["does not fit"], flash="off")
     with open(path, "r+b") as file:
         file.seek(os.path.getsize(path) // 2)

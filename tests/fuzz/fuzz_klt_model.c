@@ -22,7 +22,7 @@ static void no_log(int level, const char *line, void *ctx) {
 static void repair(uint8_t *bytes, size_t len) {
     uint32_t n;
     const uint64_t file_bytes = len, digest = KLT_DIGEST, none = 0;
-    memcpy(bytes, "NEAPKLT\0\1\0\0", 12);
+    memcpy(bytes, "NEAPKLT\0\2\0\0", 12);
     memcpy(bytes + 16, &file_bytes, sizeof file_bytes);
     memcpy(bytes + 24, &digest, sizeof digest);
     memcpy(&n, bytes + 48, sizeof n);

@@ -193,6 +193,7 @@ static inline void klt_problem_make(klt_problem *p, const klt_shape *shape, uint
             block->layers[l] = 3 + i * 7 + l;
         for (uint32_t g = 0; g < a_block; g++) {
             neap_klt_group *group = &p->groups[i * a_block + g];
+            group->unit = 1;
             group->first_head = g * shape->heads_a_group;
             group->n_heads = shape->n_heads - group->first_head;
             if (group->n_heads > shape->heads_a_group) group->n_heads = shape->heads_a_group;
@@ -203,6 +204,7 @@ static inline void klt_problem_make(klt_problem *p, const klt_shape *shape, uint
                               .digest = KLT_DIGEST,
                               .profile = NEAP_KLT_FOUR_LAYERS,
                               .outlier_permille = shape->permille,
+                              .ratio = 1,
                               .n_ropes = 1,
                               .n_blocks = shape->n_blocks,
                               .n_groups = n_groups,

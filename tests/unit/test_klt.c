@@ -61,6 +61,7 @@ static void make_golden(golden *m) {
                                 .n_groups = 1};
     m->group = (neap_klt_group){.n_heads = 1,
                                 .n_components = COMPONENTS,
+                                .unit = 1,
                                 .outlier_error = 1,
                                 .bits = golden_bits,
                                 .sd = m->sd,
@@ -71,6 +72,7 @@ static void make_golden(golden *m) {
                               .digest = KLT_DIGEST,
                               .profile = NEAP_KLT_FOUR_LAYERS,
                               .outlier_permille = 20,
+                              .ratio = 2,
                               .n_ropes = 1,
                               .n_blocks = 1,
                               .n_groups = 1,
@@ -101,8 +103,8 @@ static void test_bytes(void) {
     neap_klt_model *model = NULL;
     make_golden(m);
     CHECK(neap_klt_model_build(&m->spec, "golden", &bytes, &len) == 0);
-    CHECK(memcmp(bytes, "NEAPKLT\0\1\0\0\0\3\0\0", 15) == 0);
-    CHECK(len == 7104 && neap_checksum(bytes, len) == 0x12f830fe565c338e);
+    CHECK(memcmp(bytes, "NEAPKLT\0\2\0\0\0\3\0\0", 15) == 0);
+    CHECK(len == 7104 && neap_checksum(bytes, len) == 0xdf6dbd0cf24cbfa4);
     CHECK(neap_klt_model_parse(bytes, len, KLT_DIGEST, "golden", &model) == 0);
     free(bytes);
     void *scratch = klt_scratch(model);
@@ -111,7 +113,7 @@ static void test_bytes(void) {
         CHECK(neap_klt_encode_with(kernel, model, &m->chunk, scratch, coded, sizeof coded, &len,
                                    &error) == 0);
         CHECK(memcmp(coded, "NKC\1", 4) == 0);
-        CHECK(len == 1472 && neap_checksum(coded, len) == 0xfc172a47008952c6);
+        CHECK(len == 1472 && neap_checksum(coded, len) == 0xa3d41aed5f360f8f);
         make_golden(back);
         memset(back->k, 0, sizeof back->k);
         memset(back->v, 0, sizeof back->v);
@@ -229,13 +231,92 @@ static void test_refused_specs(void) {
     memset(bits, 3, sizeof bits);
     REFUSED((m->group.bits = bits, bits[COMPONENTS - 1] = 4));
     REFUSED((m->group.bits = bits, bits[COMPONENTS - 1] = 0));
+    REFUSED(m->group.unit = 0);
+    REFUSED(m->spec.ratio = 0.5f);
     REFUSED(m->sd[3] = 0);
+    REFUSED(m->sd[3] = 2 * m->sd[2]);
     REFUSED(m->f[7] = 0x7c00);
     REFUSED(m->g[7] = 0xfe00);
     REFUSED(m->metric[7] = 0xfc00);
     REFUSED((m->group.f = NULL, m->group.metric = NULL));
 #undef REFUSED
     free(m);
+}
+
+/* ---- a higher ratio than the file's ---- */
+
+/* The group with the first components only, F copied; bits are the caller's. */
+static void cut_group(const neap_klt_block *block, neap_klt_group *group, uint32_t kept,
+                      const uint8_t *bits) {
+    const uint32_t n = neap_klt_group_columns(block, group);
+    uint16_t *f = klt_alloc((size_t)n * kept, sizeof *f);
+    for (size_t j = 0; j < n; j++)
+        memcpy(f + j * kept, group->f + j * group->n_components, kept * sizeof *f);
+    group->f = f;
+    group->n_components = kept;
+    group->bits = bits;
+}
+
+/* What opens at a ratio codes like a file that was written with those bits, but for its id. */
+static void test_ratio(void) {
+    const klt_shape shape = {2,  1, 2, 1,    16, 16,   NEAP_KLT_ROPE_NEOX,
+                             16, 1, 4, 1e-3, 8,  true, false};
+    klt_problem p;
+    klt_problem_make(&p, &shape, 4);
+    char *dir = temp_dir(), path[600];
+    snprintf(path, sizeof path, "%s/model.klt", dir);
+    p.spec.ratio = 3;
+    p.groups[1].unit = 4; /* worth more */
+    CHECK(neap_klt_model_write(path, &p.spec) == 0);
+    neap_klt_model *own = NULL, *model = NULL, *none = NULL;
+    CHECK(neap_klt_model_open(path, KLT_DIGEST, &own) == 0);
+    CHECK(neap_klt_model_open_at(path, KLT_DIGEST, 3, &model) == 0);
+    CHECK(neap_klt_model_id(model) == neap_klt_model_id(own));
+    neap_klt_model_close(model);
+    CHECK(neap_klt_model_open_at(path, KLT_DIGEST, 2.9, &none) == NEAP_E_BOUND && !none);
+    CHECK(neap_klt_model_open_at(path, KLT_DIGEST, 900, &none) == NEAP_E_BOUND && !none);
+    CHECK(neap_klt_model_open_at(path, KLT_DIGEST, 6, &model) == 0);
+    CHECK(neap_klt_model_id(model) != neap_klt_model_id(own));
+
+    const neap_klt_spec *spec = neap_klt_model_spec(model);
+    CHECK(spec->ratio == 6);
+    neap_klt_group groups[4], *whole = p.groups;
+    uint64_t bits[4] = {0}, budget = 0;
+    for (uint32_t g = 0; g < 4; g++) {
+        groups[g] = whole[g];
+        CHECK(spec->groups[g].n_components < whole[g].n_components);
+        for (uint32_t c = 0; c < spec->groups[g].n_components; c++)
+            bits[g] += spec->groups[g].bits[c];
+        budget += neap_klt_budget_bits(p.columns[g], shape.permille, 6);
+        cut_group(&p.blocks[g / 2], &groups[g], spec->groups[g].n_components, spec->groups[g].bits);
+    }
+    CHECK(bits[0] + bits[1] + bits[2] + bits[3] == budget && bits[1] > bits[0]);
+    p.spec.groups = groups;
+    neap_klt_model *cut = klt_model_of(&p.spec);
+    neap_klt_chunk chunk;
+    klt_chunk_make(&p, 0, 200, 0, &chunk);
+    klt_chunk_fill(&p, &chunk, NULL);
+    const size_t cap = neap_klt_bound(own, &chunk);
+    uint8_t *a = klt_alloc(cap, 1), *b = klt_alloc(cap, 1);
+    void *scratch = klt_scratch(own);
+    size_t a_len, b_len;
+    CHECK(neap_klt_encode(model, &chunk, scratch, a, cap, &a_len, NULL) == 0);
+    CHECK(neap_klt_encode(cut, &chunk, scratch, b, cap, &b_len, NULL) == 0);
+    CHECK(a_len == b_len && memcmp(a + 24, b + 24, a_len - 24) == 0);
+    CHECK(neap_klt_decode(own, a, a_len, &chunk, scratch) == NEAP_E_CORRUPT);
+    CHECK(neap_klt_decode(model, a, a_len, &chunk, scratch) == 0);
+    for (uint32_t g = 0; g < 4; g++)
+        free((void *)(uintptr_t)groups[g].f);
+    free(a);
+    free(b);
+    free(scratch);
+    klt_chunk_free(&p, &chunk);
+    neap_klt_model_close(own);
+    neap_klt_model_close(model);
+    neap_klt_model_close(cut);
+    p.spec.groups = whole;
+    klt_problem_free(&p);
+    temp_remove(dir);
 }
 
 /* ---- chunks ---- */
@@ -421,6 +502,7 @@ int main(void) {
     test_model_file();
     test_damaged_model();
     test_refused_specs();
+    test_ratio();
     test_damaged_chunk();
     test_bounds();
     test_other_positions();
