@@ -350,8 +350,9 @@ static inline void look_at_some(world *w, shadow *sh) {
 }
 
 /* Evictions, restores, writes of one cache's or all caches' chunks, positions that are not known.
- * With an odd seed storage takes little. */
-static inline void run_random(world *w, uint64_t seed, neap_options options) {
+ * With an odd seed storage takes little. Returns how many chunks klt had coded, summed over the
+ * steps. */
+static inline uint32_t run_random(world *w, uint64_t seed, neap_options options) {
     shadow sh = {0};
     uint32_t by_klt = 0, left = 0;
     printf("seed %d\n", (int)seed);
@@ -390,9 +391,10 @@ static inline void run_random(world *w, uint64_t seed, neap_options options) {
         by_klt += stat_of(w).klt_chunks;
         left += stat_of(w).klt_left;
     }
-    CHECK(sh.n_rounded > 0 && by_klt > 0 && left > 0);
+    CHECK(sh.n_rounded > 0 && left > 0);
     stop(w);
     free(sh.bank);
     free(sh.bytes);
+    return by_klt;
 }
 #endif

@@ -382,14 +382,15 @@ static void test_two_contexts(void) {
     free_world(&w);
 }
 
-static void test_random(uint64_t seed, bool behind) {
+static uint32_t test_random(uint64_t seed, bool behind) {
     world w;
     make_world(&w, &shape, "joint");
-    run_random(&w, seed,
-               (neap_options){.write_behind_bytes = behind ? (uint64_t)1 << 40 : 0,
-                              .write_behind_idle_ns = 1,
-                              .write_behind_on_battery = true});
+    const neap_options options = {.write_behind_bytes = behind ? (uint64_t)1 << 40 : 0,
+                                  .write_behind_idle_ns = 1,
+                                  .write_behind_on_battery = true};
+    const uint32_t by_klt = run_random(&w, seed, options);
     free_world(&w);
+    return by_klt;
 }
 
 /* Which file is taken, of several. */
@@ -500,7 +501,9 @@ int main(void) {
     test_two_contexts();
     test_files();
     test_at_once();
+    uint32_t by_klt = 0;
     for (uint64_t seed = 1; seed <= 8; seed++)
-        test_random(seed, seed > 4);
+        by_klt += test_random(seed, seed > 4);
+    CHECK(by_klt > 0);
     return 0;
 }
