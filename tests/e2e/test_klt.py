@@ -108,7 +108,7 @@ def body(work):
     os.mkdir(cache)
     os.mkdir(empty)
     without(work, empty, "klt", ["q8 instead", "neap train", os.path.basename(model)])
-    path = train(cache, model)
+    path = train(cache, model, "head", 4)
     for codec in ("klt", "klt:4"):
         cycles(work, cache, codec)
     higher(work, cache)

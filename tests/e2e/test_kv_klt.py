@@ -71,17 +71,17 @@ def memory_and_answers(work, env, f16):
         s.say(f"f16 {f16_bytes / s.MIB:.1f} MiB; held {held / s.MIB:.1f}, said {said / s.MIB:.1f}, "
               f"at most {most / s.MIB:.1f}; coded {stat['ratio']:.2f} times smaller, "
               f"error {stat['error']:.2f}")
-        s.check_equal(stat["kv"], "klt-head-4", "kv")
+        s.check_equal(stat["kv"], "klt-joint-8", "kv")
         s.check(stat["units"]["klt"] + stat["units"]["klt_left"] == (n_chunks - 1) * n_layers and
                 stat["units"]["klt_left"] * 10 < stat["units"]["klt"], f"units: {stat['units']}")
-        s.check(3.2 < stat["ratio"] < 4.5 and 0 < stat["error"] < 4, f"{stat['ratio']}")
+        s.check(5.5 < stat["ratio"] < 9 and 0 < stat["error"] < 4, f"{stat['ratio']}")
         # One layer's f16 is in the window of attention.
         s.check(abs(held - said - f16_bytes / n_layers) < 0.05 * f16_bytes,
                 "stat is not what smaps says")
-        s.check(held < 0.5 * f16_bytes, "f16 copies stay in memory")
+        s.check(held < 0.4 * f16_bytes, "f16 copies stay in memory")
         s.check(most < 0.7 * f16_bytes, "all was f16 at some time")
         context = stat["contexts"][0]
-        s.check(context["kv"] == "klt-head-4" and context["tokens"] == stat["tokens"] and
+        s.check(context["kv"] == "klt-joint-8" and context["tokens"] == stat["tokens"] and
                 1.5 < context["ratio"] < stat["ratio"], f"contexts: {stat['contexts']}")
         s.check(stat["attention"]["nodes"] > 0 and stat["attention"]["nodes_host"] == 0, "attention")
 
@@ -175,9 +175,9 @@ def body(work):
     cache, empty = os.path.join(work, "cache"), os.path.join(work, "empty")
     os.mkdir(cache)
     os.mkdir(empty)
-    without(work, {"NEAP_KV": "klt:4", "XDG_CACHE_HOME": empty}, ["f16 instead", "neap train"])
-    train(cache, model)
-    env = {"NEAP_KV": "klt:4", "XDG_CACHE_HOME": cache}
+    without(work, {"NEAP_KV": "klt", "XDG_CACHE_HOME": empty}, ["f16 instead", "neap train"])
+    train(cache, model, "joint", 8, more=s.prose(30, 1500))
+    env = {"NEAP_KV": "klt:8", "XDG_CACHE_HOME": cache}
     without(work, env, ["f16 for"], flash="off")
     without(work, dict(env, NEAP_KV="klt:5"), ["f16 instead", "--ratio 5"])
     f16 = answers_f16(work, 14)
