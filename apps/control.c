@@ -192,10 +192,14 @@ static void print_codec(const json_t *stat) {
     const double ratio = json_number_value(json_object_get(stat, "ratio"));
     const double error = json_number_value(json_object_get(stat, "error"));
     const uint64_t left = neap_instance_count(stat, "units", "klt_left");
+    const char *kv = neap_instance_text(stat, "kv");
     if (*note && strcmp(note, "?") != 0) printf("  codec       %s\n", note);
+    if (strncmp(kv, "klt", 3) == 0) printf("  kv          held and read as %s\n", kv);
     if (ratio > 0) printf("  coded       %.2f times smaller", ratio);
     if (ratio > 0 && error > 0) printf(", klt's error %.2f of what is expected at most", error);
-    if (ratio > 0 && left > 0) printf(", %llu chunks by q8", (unsigned long long)left);
+    if (ratio > 0 && left > 0)
+        printf(", %llu chunks %s", (unsigned long long)left,
+               strncmp(kv, "klt", 3) == 0 ? "not by it" : "by q8");
     if (ratio > 0) putchar('\n');
 }
 

@@ -17,6 +17,8 @@ const char neap_common_help[] =
     "  --codec NAME       how KV chunks are kept in memory: q8 (default: half the size),\n"
     "                     cachegen (less than a fifth), none (exact), klt or klt:RATIO\n"
     "                     (on storage, after `neap train MODEL`: a quarter to an eighth)\n"
+    "  --kv klt[:RATIO]   decode from KV that is held compressed (after `neap train MODEL`),\n"
+    "                     for contexts larger than memory; default: f16\n"
     "  --swap-dir DIR     folder of the swap file (default: the cache folder's swap)\n"
     "  --swap-limit SIZE  most bytes in the swap file\n"
     "  --keep SIZE        never evict below this\n"
@@ -123,6 +125,14 @@ int neap_option_codec(const char *value) {
     return neap_cli_error(NEAP_EXIT_USAGE, known, "--codec %s: no such codec", value);
 }
 
+static int export_kv(const char *value) {
+    double ratio;
+    if (strcmp(value, "f16") == 0 || neap_klt_option_parse(value, &ratio))
+        return export("NEAP_KV", value);
+    return neap_cli_error(NEAP_EXIT_USAGE, "this one knows f16, klt, klt:RATIO",
+                          "--kv %s: not in this version", value);
+}
+
 int neap_option_policy(const char *value) {
     if (neap_policy_find(value)) return export("NEAP_POLICY", value);
     char known[256] = "";
@@ -170,7 +180,7 @@ int neap_option_common(int code, const char *value) {
     case NEAP_OPT_ATTN:
         return neap_option_attn(value);
     case NEAP_OPT_KV:
-        return accept_only("--kv", value, "f16", NULL);
+        return export_kv(value);
     case NEAP_OPT_SESSION:
         return neap_cli_error(NEAP_EXIT_USAGE, "leave it out", "--session %s: not in this version",
                               value);
@@ -194,13 +204,10 @@ int neap_option_environment(void) {
         const char *variable;
         int code;
     } known[] = {
-        {"NEAP_CODEC", NEAP_OPT_CODEC},
-        {"NEAP_POLICY", NEAP_OPT_POLICY},
-        {"NEAP_SWAP_LIMIT", NEAP_OPT_SWAP_LIMIT},
-        {"NEAP_KEEP", NEAP_OPT_KEEP},
-        {"NEAP_ATTN", NEAP_OPT_ATTN},
-        {"NEAP_PRESSURE", NEAP_OPT_PRESSURE},
-        {"NEAP_WRITE_BEHIND", NEAP_OPT_BEHIND},
+        {"NEAP_CODEC", NEAP_OPT_CODEC},       {"NEAP_KV", NEAP_OPT_KV},
+        {"NEAP_POLICY", NEAP_OPT_POLICY},     {"NEAP_SWAP_LIMIT", NEAP_OPT_SWAP_LIMIT},
+        {"NEAP_KEEP", NEAP_OPT_KEEP},         {"NEAP_ATTN", NEAP_OPT_ATTN},
+        {"NEAP_PRESSURE", NEAP_OPT_PRESSURE}, {"NEAP_WRITE_BEHIND", NEAP_OPT_BEHIND},
         {"NEAP_THREADS", NEAP_OPT_THREADS},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {

@@ -60,6 +60,8 @@ typedef struct neap_options {
     const char *program;       /* shown by `neap ps`; default "?" */
     const char *codec;         /* none | q8 | cachegen | klt[:RATIO], see neap_use_gguf; default
                                   q8 */
+    const char *kv;            /* f16 | klt[:RATIO]: chunks are held as klt coded them, and read so;
+                                  evictions then take that ratio, too. Default f16 */
     const char *policy;        /* hybrid | partial-offload | ...; default hybrid */
     const char *swap_dir;      /* default ${XDG_CACHE_HOME:-~/.cache}/neap/swap */
     uint64_t swap_limit_bytes; /* most bytes in the swap file; default: no limit of our own */
@@ -99,10 +101,11 @@ NEAP_API void neap_engine_free(neap_engine *engine); /* takes NULL; all regions 
  */
 NEAP_API void neap_engine_set_model(neap_engine *engine, const char *model);
 
-/* With codec klt: caches added from now on are those of the model of this GGUF file. Where `neap
- * train` made what klt needs for it, klt codes them as far as it can (f16, rows not transposed, a
- * layer and head sizes that it was trained for, positions in the layout), else q8 does; neap_stat
- * and the log say which, and why. With another codec nothing happens. */
+/* With codec or kv klt: caches added from now on are those of the model of this GGUF file. Where
+ * `neap train` made what klt needs for it, klt codes them as far as it can (f16, rows not
+ * transposed, a layer and head sizes that it was trained for, positions in the layout), else q8
+ * does - with kv klt the cache stays f16 -; neap_stat and the log say which, and why. With another
+ * codec nothing happens. */
 NEAP_API void neap_use_gguf(neap_engine *engine, const char *path);
 
 /* ---- regions: reserved address space, committed when first written ---- */
@@ -207,6 +210,31 @@ NEAP_API int neap_kv_forget(neap_kv *kv, uint32_t stream, uint32_t chunk);
 
 /* All cells of the cache become unused; copies are dropped and memory released. Within no use. */
 NEAP_API int neap_kv_clear(neap_kv *kv);
+
+/* ---- KV held coded (option kv) ----
+ * At the end of a computation, chunks whose cells are all in use, and so many more cells of whose
+ * stream were written since, are coded: what that makes stays in memory and the pages go back. Such
+ * a chunk counts as evicted. Whoever needs its pages brings them back as any other's (neap_need,
+ * neap_wait, neap_kv_write), and the use's end drops them again; but it can be read as it is, as
+ * rows decoded into memory of the reader's. */
+#define NEAP_KV_EXACT_CELLS 256u
+
+/* Whether chunks of this cache are held coded. Constant once cells are in use. */
+NEAP_API bool neap_kv_is_held_coded(const neap_kv *kv);
+/* Whether this chunk is, now: within a use only the writer of its cells, and who asks for its
+ * pages, may change that. */
+NEAP_API bool neap_kv_is_coded(const neap_kv *kv, uint32_t stream, uint32_t chunk);
+/* Bytes of scratch for neap_kv_read(), aligned to 64, one for each thread. */
+NEAP_API size_t neap_kv_read_scratch(const neap_kv *kv);
+/* Within a use in which nobody writes to the chunk: decodes its rows [first, first + n): row first
+ * of plane p goes to rows[p], the others follow at its row_bytes. They are the rows that
+ * a restoration would bring, to the bit. A record that was evicted to storage comes into memory.
+ * Fails: -EAGAIN (the chunk is not coded any more: wait for its pages), NEAP_E_BOUND, NEAP_E_LOST,
+ * errors of the restore. */
+NEAP_API int neap_kv_read(neap_kv *kv, uint32_t stream, uint32_t chunk, uint32_t first, uint32_t n,
+                          void *const rows[2], void *scratch);
+/* Within a use: brings a coded chunk's record into memory. Fails: as neap_kv_read(). */
+NEAP_API int neap_kv_fetch(neap_kv *kv, uint32_t stream, uint32_t chunk);
 
 /* ---- use ---- */
 
@@ -340,6 +368,18 @@ typedef enum neap_write_behind_state {
     NEAP_WRITE_BEHIND_FAILED,  /* the last write failed; it is tried again after the next use */
 } neap_write_behind_state;
 
+/* The KV caches of one region: of a context, or of its layers with a sliding window. */
+typedef struct neap_context_stat {
+    uint32_t n_ctx;
+    uint64_t tokens;
+    char kv[32]; /* as neap_stat.kv */
+    double
+        kv_ratio; /* f16 bytes of the cells in use over all bytes kept of them, anywhere; 0: none */
+    double klt_error; /* as neap_stat.klt_error */
+    uint32_t klt_chunks, klt_left;
+} neap_context_stat;
+#define NEAP_STAT_CONTEXTS 8u
+
 /* Meanings as in `neap stat --json` (docs/man/neap-stat.1). */
 typedef struct neap_stat {
     neap_state state;
@@ -361,7 +401,8 @@ typedef struct neap_stat {
     char model[256];
     char codec[32], policy[32];
     char codec_note[320]; /* klt: which file, or why another codec is at work; else empty */
-    double kv_ratio;      /* f16 bytes of KV chunks that have a copy, over the copies; 0: none */
+    char kv[32];     /* how KV is held and read: f16, or the file of kv klt, like klt-layer-8 */
+    double kv_ratio; /* f16 bytes of KV chunks that have a copy, over the copies; 0: none */
     /* klt: mean error of what it coded over what its training makes expect, 0: nothing; chunks that
      * it coded, and chunks of its layers that q8 did. */
     double klt_error;
@@ -378,6 +419,8 @@ typedef struct neap_stat {
     neap_write_behind_state write_behind;
     uint64_t write_behind_bytes_today;
     uint32_t clean_chunks; /* resident KV chunks with a copy in the swap file */
+    neap_context_stat contexts[NEAP_STAT_CONTEXTS]; /* the first ones */
+    uint32_t n_context_stats;
 } neap_stat;
 
 NEAP_API void neap_stat_get(neap_engine *engine, neap_stat *ret_stat);

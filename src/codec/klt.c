@@ -229,15 +229,16 @@ static uint8_t *gather_row(const neap_klt_block *block, const neap_klt_chunk *ch
     return dst;
 }
 
-static const uint8_t *scatter_row(const neap_klt_block *block, const neap_klt_chunk *chunk,
-                                  uint32_t row, const uint8_t *src) {
+/* The part's heads of a row; row is counted from the part's first. */
+static void scatter_row(const neap_klt_block *block, const neap_klt_chunk *rows,
+                        const neap_klt_part *part, uint32_t row, const uint8_t *src) {
     for (uint32_t i = 0; i < 2 * block->n_layers; i++) {
         size_t n;
-        uint8_t *dst = plane_row(block, chunk, i, row, &n);
-        if (dst) memcpy(dst, src, n);
+        uint8_t *dst = plane_row(block, rows, i, row, &n);
+        const size_t head = n / block->n_kv_heads, at = part->first_head * head;
+        if (dst) memcpy(dst + at, src + at, part->n_heads * head);
         src += n;
     }
-    return src;
 }
 
 static bool must_be_exact(const neap_klt_kernel *kernel, const neap_klt_block *block,
@@ -404,7 +405,8 @@ static void put_mean(encoding *e, uint32_t g, float level, const float *sum, con
     const float *error = e->s.error + (size_t)g * NEAP_KLT_ROWS;
     float *x = e->s.x, *mu = e->s.panel, *total = e->s.panel + basis->n_columns;
     uint32_t n = 0;
-    e->kernel->unpack(e->model, basis, codes, n_blocks, e->s.y, e->s.y8);
+    const neap_klt_row_blocks all = {.n = n_blocks, .end = n_blocks};
+    e->kernel->unpack(e->model, basis, codes, all, e->s.y, e->s.y8);
     memcpy(total, sum, basis->n_columns * sizeof *total);
     for (uint32_t r = 0; r < n_blocks * NEAP_KLT_TILE; r++) {
         const bool coded = e->s.coded[r] > 0, outlier = coded && error[r] > level;
@@ -557,6 +559,8 @@ typedef struct decoding {
     const neap_klt_model *model;
     const neap_klt_block *block;
     const neap_klt_chunk *chunk;
+    const neap_klt_part *part;
+    neap_klt_chunk rows; /* of the part */
     const uint8_t *codes, *mu, *exact, *exact_rows, *outliers, *end;
     uint32_t n_exact, n_outliers;
     scratch s;
@@ -595,13 +599,18 @@ static bool check_sections(decoding *d) {
     return pos == d->end;
 }
 
+static bool is_in_part(const neap_klt_part *part, uint32_t row) {
+    return row - part->first_row < part->n_rows;
+}
+
 /* Overwrites the head's columns of the group's outliers, which begin at pos. */
 static void put_outliers(const decoding *d, uint32_t g, const neap_klt_basis *basis,
                          const neap_klt_head *head, const uint8_t *pos, float *x, size_t pitch) {
     const uint32_t n_steps = (basis->n_columns + STEP_COLUMNS - 1) / STEP_COLUMNS;
     for (; pos < d->end && u16_at(pos) == g; pos += outlier_bytes(basis)) {
         const uint8_t *scales = pos + 4, *codes = scales + 2 * (size_t)n_steps;
-        float *row = x + u16_at(pos + 2) * pitch;
+        if (!is_in_part(d->part, u16_at(pos + 2))) continue;
+        float *row = x + (u16_at(pos + 2) - d->part->first_row) * pitch;
         for (uint32_t i = 0; i < head->dim; i++) {
             const uint32_t j = head->column + i;
             row[i] = fmaf((float)(int8_t)codes[j],
@@ -614,27 +623,35 @@ static void put_outliers(const decoding *d, uint32_t g, const neap_klt_basis *ba
 static void decode_group(decoding *d, uint32_t g) {
     const neap_klt_group *group = &d->model->groups[d->block->first_group + g];
     const neap_klt_basis *basis = &d->model->bases[d->block->first_group + g];
-    const uint32_t n_rows = d->chunk->n_rows;
-    d->kernel->unpack(d->model, basis, d->codes, blocks_of_rows(n_rows), d->s.y, d->s.y8);
+    const uint32_t n_rows = d->part->n_rows, first = d->part->first_row;
+    const neap_klt_row_blocks blocks = {.n = blocks_of_rows(d->chunk->n_rows),
+                                        .first = first / NEAP_KLT_TILE,
+                                        .end = blocks_of_rows(first + n_rows)};
+    const float *y = d->s.y + first;
+    const uint8_t *y8 = d->s.y8 + 4 * (size_t)first;
+    bool unpacked = false;
     for (neap_klt_head head = {0}; neap_klt_next_head(d->block, group, &head);) {
         const uint32_t pitch = pitch_of(head.dim);
+        if (head.head - d->part->first_head >= d->part->n_heads) continue;
         if (!plane_of(d->chunk, &head)->data) continue;
+        if (!unpacked) d->kernel->unpack(d->model, basis, d->codes, blocks, d->s.y, d->s.y8);
+        unpacked = true;
         for (uint32_t t = 0; t * NEAP_KLT_TILE < head.dim; t++) {
             float mu[NEAP_KLT_TILE] = {0};
             for (uint32_t i = 0; i < NEAP_KLT_TILE && t * NEAP_KLT_TILE + i < head.dim; i++)
                 mu[i] = neap_f32_of_f16(
                     u16_at(d->mu + 2 * (size_t)(head.column + t * NEAP_KLT_TILE + i)));
-            d->kernel->product(basis, head.tile + t, mu, d->s.y, d->s.y8, n_rows,
-                               d->s.x + t * NEAP_KLT_TILE, pitch);
+            d->kernel->product(basis, head.tile + t, mu, y, y8, n_rows, d->s.x + t * NEAP_KLT_TILE,
+                               pitch);
         }
         put_outliers(d, g, basis, &head, d->outliers, d->s.x, pitch);
         const neap_klt_rows rows =
-            rows_of(d->kernel, d->model, d->chunk, &head, 0, n_rows, true, &d->s);
+            rows_of(d->kernel, d->model, &d->rows, &head, 0, n_rows, true, &d->s);
         d->kernel->store(d->s.x, pitch, &rows);
     }
     while (d->outliers < d->end && u16_at(d->outliers) == g)
         d->outliers += outlier_bytes(basis);
-    d->codes += (size_t)basis->code_bytes * blocks_of_rows(n_rows);
+    d->codes += (size_t)basis->code_bytes * blocks.n;
     d->mu += 2 * (size_t)basis->n_columns;
 }
 
@@ -650,17 +667,27 @@ static int decode_coded(decoding *d, const uint8_t *src, size_t len) {
     if (!check_sections(d)) return NEAP_E_CORRUPT;
     for (uint32_t g = 0; g < d->block->n_groups; g++)
         decode_group(d, g);
-    for (uint32_t i = 0; i < d->n_exact; i++)
-        d->exact_rows =
-            scatter_row(d->block, d->chunk, u16_at(d->exact + 2 * (size_t)i), d->exact_rows);
+    for (uint32_t i = 0; i < d->n_exact; i++) {
+        const uint32_t row = u16_at(d->exact + 2 * (size_t)i);
+        if (is_in_part(d->part, row))
+            scatter_row(d->block, &d->rows, d->part, row - d->part->first_row,
+                        d->exact_rows + i * whole_row_bytes(d->block));
+    }
     return 0;
 }
 
-int neap_klt_decode_with(const neap_klt_kernel *kernel, const neap_klt_model *model,
-                         const void *src, size_t len, const neap_klt_chunk *chunk,
-                         void *scratch_bytes) {
+int neap_klt_decode_part_with(const neap_klt_kernel *kernel, const neap_klt_model *model,
+                              const void *src, size_t len, const neap_klt_chunk *chunk,
+                              const neap_klt_part *part, void *scratch_bytes) {
     chunk_header header;
     if (!is_valid(model, chunk)) return NEAP_E_BOUND;
+    const neap_klt_part all = {.n_rows = chunk->n_rows,
+                               .n_heads = block_of(model, chunk)->n_kv_heads};
+    if (!part) part = &all;
+    if (part->n_rows == 0 || part->n_heads == 0 || part->first_row > all.n_rows ||
+        part->n_rows > all.n_rows - part->first_row || part->first_head > all.n_heads ||
+        part->n_heads > all.n_heads - part->first_head)
+        return NEAP_E_BOUND;
     if (len < sizeof header) return NEAP_E_CORRUPT;
     memcpy(&header, src, sizeof header);
     if (header.magic != MAGIC || header.bytes != len || header.id != model->id ||
@@ -672,17 +699,28 @@ int neap_klt_decode_with(const neap_klt_kernel *kernel, const neap_klt_model *mo
                   .model = model,
                   .block = block_of(model, chunk),
                   .chunk = chunk,
+                  .part = part,
+                  .rows = *chunk,
                   .n_exact = header.n_exact,
                   .n_outliers = header.n_outliers};
+    d.rows.positions += part->first_row;
+    d.rows.n_rows = part->n_rows;
     if (header.n_exact == RAW) {
         if (header.n_outliers != 0 || len != neap_klt_bound(model, chunk)) return NEAP_E_CORRUPT;
-        for (uint32_t r = 0; r < chunk->n_rows; r++)
-            pos = scatter_row(d.block, chunk, r, pos);
+        for (uint32_t r = 0; r < part->n_rows; r++)
+            scatter_row(d.block, &d.rows, part, r,
+                        pos + (part->first_row + r) * whole_row_bytes(d.block));
         return 0;
     }
     assert((uintptr_t)scratch_bytes % 64 == 0);
     lay_out(model, d.block, scratch_bytes, &d.s);
     return decode_coded(&d, src, len);
+}
+
+int neap_klt_decode_with(const neap_klt_kernel *kernel, const neap_klt_model *model,
+                         const void *src, size_t len, const neap_klt_chunk *chunk,
+                         void *scratch_bytes) {
+    return neap_klt_decode_part_with(kernel, model, src, len, chunk, NULL, scratch_bytes);
 }
 
 /* The fastest kernel, looked up once: asking the CPU is slow under a hypervisor. */
@@ -704,4 +742,10 @@ int neap_klt_encode(const neap_klt_model *model, const neap_klt_chunk *chunk, vo
 int neap_klt_decode(const neap_klt_model *model, const void *src, size_t len,
                     const neap_klt_chunk *chunk, void *scratch_bytes) {
     return neap_klt_decode_with(best_kernel(), model, src, len, chunk, scratch_bytes);
+}
+
+int neap_klt_decode_part(const neap_klt_model *model, const void *src, size_t len,
+                         const neap_klt_chunk *chunk, const neap_klt_part *part,
+                         void *scratch_bytes) {
+    return neap_klt_decode_part_with(best_kernel(), model, src, len, chunk, part, scratch_bytes);
 }

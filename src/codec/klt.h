@@ -176,6 +176,17 @@ int neap_klt_encode(const neap_klt_model *model, const neap_klt_chunk *chunk, vo
 int neap_klt_decode(const neap_klt_model *model, const void *src, size_t len,
                     const neap_klt_chunk *chunk, void *scratch);
 
+/* Rows [first_row, first_row + n_rows) and KV heads [first_head, first_head + n_heads) of a chunk.
+ */
+typedef struct neap_klt_part {
+    uint32_t first_row, n_rows, first_head, n_heads;
+} neap_klt_part;
+/* Decodes only that: the same bytes for less work, which goes with the rows, in whole 64 of them
+ * for some of it, and with the heads. chunk is the whole chunk as for neap_klt_decode(), but data
+ * of a plane is where row first_row goes; bytes of other rows and heads are not touched. */
+int neap_klt_decode_part(const neap_klt_model *model, const void *src, size_t len,
+                         const neap_klt_chunk *chunk, const neap_klt_part *part, void *scratch);
+
 /* ---- allocation of bits (klt_allocate.c) ---- */
 
 typedef struct neap_klt_spectrum {

@@ -80,6 +80,11 @@ typedef struct neap_klt_rows {
     const float *cos, *sin; /* [n][n_pairs] */
 } neap_klt_rows;
 
+/* Blocks [first, end) of so many blocks of 64 rows. */
+typedef struct neap_klt_row_blocks {
+    uint32_t n, first, end;
+} neap_klt_row_blocks;
+
 typedef struct neap_klt_kernel {
     const char *name;
     bool (*supported)(void);
@@ -87,10 +92,10 @@ typedef struct neap_klt_kernel {
     /* cos and sin, times scale, of position * turns: [n_rows][n_pairs]. */
     void (*angles)(const neap_klt_turns *turns, float scale, const int32_t *positions,
                    uint32_t n_rows, float *cos, float *sin);
-    /* Components of n_blocks blocks of 64 rows from their codes: y[n_exact][NEAP_KLT_PITCH], and
-     * y8 + 128 [n_quads][NEAP_KLT_PITCH][4]. */
+    /* Components of some of the blocks of 64 rows from the codes of all:
+     * y[n_exact][NEAP_KLT_PITCH], and y8 + 128 [n_quads][NEAP_KLT_PITCH][4]. */
     void (*unpack)(const neap_klt_model *model, const neap_klt_basis *basis, const uint8_t *codes,
-                   uint32_t n_blocks, float *y, uint8_t *y8);
+                   neap_klt_row_blocks blocks, float *y, uint8_t *y8);
     /* x of a tile: out[n_rows][pitch]; mu is the tile's. */
     void (*product)(const neap_klt_basis *basis, uint32_t tile, const float *mu, const float *y,
                     const uint8_t *y8, uint32_t n_rows, float *out, size_t pitch);
@@ -123,6 +128,10 @@ int neap_klt_encode_with(const neap_klt_kernel *kernel, const neap_klt_model *mo
                          size_t *ret_len, float *ret_error);
 int neap_klt_decode_with(const neap_klt_kernel *kernel, const neap_klt_model *model,
                          const void *src, size_t len, const neap_klt_chunk *chunk, void *scratch);
+/* part NULL: all of it. */
+int neap_klt_decode_part_with(const neap_klt_kernel *kernel, const neap_klt_model *model,
+                              const void *src, size_t len, const neap_klt_chunk *chunk,
+                              const neap_klt_part *part, void *scratch);
 /* The model file in memory: malloc'd. Fails: like neap_klt_model_write(); name is for messages. */
 int neap_klt_model_build(const neap_klt_spec *spec, const char *name, uint8_t **ret_bytes,
                          size_t *ret_len);

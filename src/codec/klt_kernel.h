@@ -51,12 +51,13 @@ static void angles(const neap_klt_turns *turns, float scale, const int32_t *posi
 /* ---- decoding ---- */
 
 static void unpack(const neap_klt_model *model, const neap_klt_basis *basis, const uint8_t *codes,
-                   uint32_t n_blocks, float *y, uint8_t *y8) {
+                   neap_klt_row_blocks blocks, float *y, uint8_t *y8) {
     for (uint32_t c = 0; c < basis->n_exact; c++) {
         const uint32_t bits = basis->bits[c];
-        for (uint32_t b = 0; b < n_blocks; b++, codes += bits * TILE / 8)
-            codes_to_f32(codes, bits, model->tables[bits], basis->sd[c],
-                         y + (size_t)c * PITCH + b * TILE);
+        for (uint32_t b = blocks.first; b < blocks.end; b++)
+            codes_to_f32(codes + (size_t)b * bits * TILE / 8, bits, model->tables[bits],
+                         basis->sd[c], y + (size_t)c * PITCH + b * TILE);
+        codes += (size_t)blocks.n * bits * TILE / 8;
     }
     for (uint32_t q = 0; q < basis->n_quads; q++) {
         const uint8_t *src[4];
@@ -67,10 +68,10 @@ static void unpack(const neap_klt_model *model, const neap_klt_basis *basis, con
             const uint32_t c = basis->n_exact + 4 * q + i;
             bits[i] = c < basis->n_components ? basis->bits[c] : 0;
             table[i] = model->table8[bits[i]];
-            src[i] = bits[i] ? codes : nothing;
-            codes += (size_t)bits[i] * n_blocks * TILE / 8;
+            src[i] = bits[i] ? codes + (size_t)blocks.first * bits[i] * TILE / 8 : nothing;
+            codes += (size_t)bits[i] * blocks.n * TILE / 8;
         }
-        for (uint32_t b = 0; b < n_blocks; b++) {
+        for (uint32_t b = blocks.first; b < blocks.end; b++) {
             codes_to_y8(src, bits, table, y8 + ((size_t)q * PITCH + b * TILE) * 4);
             for (uint32_t i = 0; i < 4; i++)
                 src[i] += bits[i] * TILE / 8;

@@ -19,13 +19,13 @@ static void angles(const neap_klt_turns *turns, float scale, const int32_t *posi
 }
 
 static void unpack(const neap_klt_model *model, const neap_klt_basis *basis, const uint8_t *codes,
-                   uint32_t n_blocks, float *y, uint8_t *y8) {
+                   neap_klt_row_blocks blocks, float *y, uint8_t *y8) {
     memset(y8, 128, (size_t)basis->n_quads * NEAP_KLT_PITCH * 4);
     for (uint32_t c = 0; c < basis->n_components; c++) {
         const uint32_t bits = basis->bits[c], low = c - basis->n_exact;
-        for (uint32_t b = 0; b < n_blocks; b++, codes += bits * NEAP_KLT_TILE / 8) {
+        for (uint32_t b = blocks.first; b < blocks.end; b++) {
             uint8_t code[NEAP_KLT_TILE];
-            neap_klt_unpack(codes, bits, code);
+            neap_klt_unpack(codes + (size_t)b * bits * NEAP_KLT_TILE / 8, bits, code);
             for (uint32_t i = 0; i < NEAP_KLT_TILE; i++) {
                 const uint32_t r = b * NEAP_KLT_TILE + i;
                 if (c < basis->n_exact)
@@ -35,6 +35,7 @@ static void unpack(const neap_klt_model *model, const neap_klt_basis *basis, con
                         (uint8_t)(model->table8[bits][code[i]] + 128);
             }
         }
+        codes += (size_t)blocks.n * bits * NEAP_KLT_TILE / 8;
     }
 }
 

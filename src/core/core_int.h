@@ -8,6 +8,7 @@
  *   trim.c      releasing by level           pressure_watch.c  releasing by itself
  *   klt_file.c, klt_use.c  the codec klt: its files, which one is taken
  *   write_behind.c  copies of chunks while idle  write_budget.c  how many a day
+ *   coded.c     KV held and read as klt coded it
  *
  * Locks      use_lock, then the pool's lock; never the other way round. Nothing waits for a use
  *            while it holds the pool's lock. */
@@ -53,8 +54,9 @@ struct neap_engine {
     const neap_policy *policy;
     char *program; /* constant, as the next */
     uint64_t keep_bytes;
-    bool wants_klt; /* codec klt was asked for; the next: of that ratio, 0: any */
+    bool wants_klt; /* codec or kv klt was asked for; the next: of that ratio, 0: any */
     double klt_ratio;
+    atomic_bool refusal_said; /* coded.c */
     int (*region_alloc)(void *ctx, size_t len_bytes, size_t align, void **ret_base);
     void (*region_free)(void *ctx, void *base);
     void *region_ctx;
@@ -107,6 +109,10 @@ int neap_unit_wait(neap_engine *engine, neap_unit *unit);
  * limit_bytes, and about step_bytes at most. Errors: as neap_restore(), but of those units. */
 int neap_restore_owed(neap_engine *engine, uint64_t limit_bytes, uint64_t step_bytes,
                       uint64_t *ret_bytes);
+
+/* coded.c: with kv klt, drops the pages of coded chunks that came back and, after a computation,
+ * codes what has become due: other uses may write K now and V in the next. Within no use. */
+void neap_settle(neap_engine *engine, bool computed);
 
 /* klt_use.c: name and note of the codec at work. [L] */
 void neap_codec_stat(const neap_engine *engine, neap_stat *inout_stat);

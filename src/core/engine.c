@@ -29,6 +29,9 @@ static int wire(neap_engine *engine, const neap_options *options) {
     const char *name = options->codec ? options->codec : "q8";
     engine->wants_klt = neap_klt_option_parse(name, &engine->klt_ratio);
     if (engine->wants_klt) name = "q8"; /* for what klt does not code */
+    const bool is_f16 = !options->kv || strcmp(options->kv, "f16") == 0;
+    if (!is_f16 && !neap_klt_option_parse(options->kv, &engine->klt_ratio)) return NEAP_E_UNKNOWN;
+    engine->wants_klt = engine->wants_klt || !is_f16;
     const neap_codec *codec = neap_codec_find(name);
     engine->policy = neap_policy_find(options->policy ? options->policy : "hybrid");
     if (!codec || !engine->policy) return NEAP_E_UNKNOWN;
@@ -44,6 +47,7 @@ static int wire(neap_engine *engine, const neap_options *options) {
         .codec = codec,
         .clean_storage = engine->policy->clean_storage,
         .poison = options->poison,
+        .holds_coded = !is_f16,
         .swap_dir = dir,
         .swap_limit_bytes = options->swap_limit_bytes,
     };

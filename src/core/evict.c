@@ -36,14 +36,15 @@ static void add_kv(neap_totals *t, const neap_unit *unit, neap_unit_state state,
     t->kv += bytes.in_use;
     t->kv_evictable += bytes.evictable;
     t->kv_resident += bytes.in_use - (away ? bytes.evictable : 0);
-    t->kv_memory += neap_unit_memory_bytes(unit);
+    const uint64_t held = neap_klt_held_bytes(unit), copy = held + unit->memory.len;
+    t->kv_memory += neap_unit_memory_bytes(unit) + held;
     t->kv_storage += neap_unit_stored_bytes(unit);
     if (unit->coded || unit->klt) {
-        t->kv_coded += unit->memory.len + neap_unit_stored_bytes(unit);
+        t->kv_coded += copy > 0 ? copy : neap_unit_stored_bytes(unit);
         t->kv_coded_from += neap_kv_raw_bytes(unit);
     }
     t->n_klt += unit->klt != NULL;
-    t->n_klt_left += unit->keeps_codec && neap_klt_fits(unit->kv);
+    t->n_klt_left += (unit->keeps_codec || unit->klt_refused) && neap_klt_fits(unit->kv);
     t->klt_error += unit->klt ? (double)unit->klt->error : 0;
     t->n_kv_on_storage += away && unit->swap;
     t->n_kv_clean += !away && unit->swap;
@@ -144,6 +145,21 @@ static uint64_t expected_encoded(const eviction *e, uint64_t raw) {
     return (uint64_t)((double)raw * e->encoded_share);
 }
 
+/* Whether the unit is away and its copy in memory; klt's record, which one of
+ * those that share it moves. [L] */
+static bool is_in_memory(const neap_pool *pool, const neap_unit *unit) {
+    size_t len;
+    if (neap_unit_state_of(unit) != NEAP_UNIT_EVICTED) return false;
+    return unit->memory.len > 0 ||
+           (neap_klt_held(unit, &len) && neap_klt_mover(pool, unit) == unit);
+}
+
+/* [L] */
+static uint64_t memory_bytes(const neap_unit *unit) {
+    size_t len;
+    return neap_klt_held(unit, &len) ? len : neap_unit_memory_bytes(unit);
+}
+
 /* Of a KV unit: what its restore from storage reads. */
 static uint64_t expected_stored(const eviction *e, const neap_unit *unit, uint64_t raw,
                                 uint64_t encoded) {
@@ -169,7 +185,7 @@ static const neap_unit *stands_for(const neap_pool *pool, const neap_unit *unit)
 static void add_candidate(neap_unit *unit, void *ctx) {
     eviction *e = ctx;
     const neap_unit_state state = neap_unit_state_of(unit);
-    const bool in_memory = state == NEAP_UNIT_EVICTED && unit->memory.len > 0;
+    const bool in_memory = is_in_memory(e->engine->pool, unit);
     uint64_t evictable = neap_unit_size(unit).evictable;
     if ((state != NEAP_UNIT_RESIDENT && !in_memory) || evictable == 0) return;
     const neap_unit *together = stands_for(e->engine->pool, unit);
@@ -182,11 +198,12 @@ static void add_candidate(neap_unit *unit, void *ctx) {
         e->out_of_memory = true;
         return;
     }
-    const uint64_t encoded = in_memory ? neap_unit_memory_bytes(unit) : 0;
+    const uint64_t encoded = in_memory ? memory_bytes(unit) : 0;
     e->room.units[e->n_units++] = (neap_policy_unit){
         .id = unit->id,
         .is_kv = unit->is_kv,
-        .is_clean = unit->is_kv ? unit->swap != NULL : weights_are_clean(unit),
+        .is_clean =
+            !unit->is_kv ? weights_are_clean(unit) : !in_memory && (unit->swap || unit->klt),
         .in_memory = in_memory,
         .layer = unit->layer,
         .stream = unit->stream,
@@ -293,7 +310,7 @@ static bool fits(const eviction *e, const neap_unit *unit, neap_action action) {
     const neap_unit_state state = neap_unit_state_of(unit);
     if (unit->passed_over == e->sequence) return false;
     if (action != NEAP_ACTION_MEMORY_TO_STORAGE) return state == NEAP_UNIT_RESIDENT;
-    return state == NEAP_UNIT_EVICTED && unit->memory.len > 0;
+    return is_in_memory(e->engine->pool, unit);
 }
 
 /* The most that a step releases. */
@@ -308,7 +325,7 @@ static uint64_t expected_release(const eviction *e, const neap_step *step) {
     const neap_action action = step->action;
     const uint64_t evictable = most_release(e, step);
     if (action == NEAP_ACTION_MEMORY_TO_STORAGE)
-        return neap_unit_state_of(unit) == NEAP_UNIT_EVICTED ? neap_unit_memory_bytes(unit) : 0;
+        return is_in_memory(e->engine->pool, unit) ? memory_bytes(unit) : 0;
     if (action != NEAP_ACTION_TO_MEMORY) return evictable;
     const uint64_t encoded = expected_encoded(e, evictable);
     return encoded < evictable ? evictable - encoded : 0;
@@ -384,7 +401,7 @@ static size_t run_step(const eviction *e, const neap_step *step, neap_worker *wo
         o->err = neap_pool_evict(pool, units[i], step->action, worker, &o->evicted);
         if (o->err || step->action == NEAP_ACTION_MEMORY_TO_STORAGE) continue;
         pthread_mutex_lock(&pool->lock);
-        units[i]->by_pressure = e->request->by_pressure;
+        units[i]->by_pressure = e->request->by_pressure && !neap_unit_is_coded(units[i]);
         pthread_mutex_unlock(&pool->lock);
     }
     return n;

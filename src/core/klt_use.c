@@ -1,4 +1,5 @@
-/* klt_use.c - codec klt of an engine: which model's file is in use, and what is said about it. */
+/* klt_use.c - codec klt of an engine, or KV held as klt codes it: which model's file is in use, and
+ * what is said about it. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,28 +9,35 @@
 #include "klt_file.h"
 
 static void note(neap_engine *engine, bool in_use, const char *text) {
-    neap_log(in_use ? NEAP_LOG_INFO : NEAP_LOG_WARN, "codec klt: %s", text);
+    neap_log(in_use ? NEAP_LOG_INFO : NEAP_LOG_WARN, "%s klt: %s",
+             engine->pool->holds_coded ? "kv" : "codec", text);
     pthread_mutex_lock(&engine->pool->lock);
     snprintf(engine->codec_note, sizeof engine->codec_note, "%s", text);
     pthread_mutex_unlock(&engine->pool->lock);
 }
 
+/* What there is without klt. */
+static const char *fallback(const neap_engine *engine) {
+    return engine->pool->holds_coded ? "f16" : engine->pool->codec->name;
+}
+
 static void tell_why_not(neap_engine *engine, const char *path, int err) {
+    const char *instead = fallback(engine);
     char text[sizeof engine->codec_note], ratio[32] = "";
     if (engine->klt_ratio > 0) snprintf(ratio, sizeof ratio, "--ratio %g ", engine->klt_ratio);
     if (err == -ENOENT)
         snprintf(text, sizeof text,
-                 "q8 instead: klt has learned nothing about this model%s (neap train %s%s)",
-                 engine->klt_ratio > 0 ? " at that ratio" : "", ratio, path);
+                 "%s instead: klt has learned nothing about this model%s (neap train %s%s)",
+                 instead, engine->klt_ratio > 0 ? " at that ratio" : "", ratio, path);
     else if (err == NEAP_E_CORRUPT || err == NEAP_E_VERSION || err == NEAP_E_CHANGED)
         snprintf(text, sizeof text,
-                 "q8 instead: what klt learned is %s (make it anew: neap train %s%s)",
+                 "%s instead: what klt learned is %s (make it anew: neap train %s%s)", instead,
                  err == NEAP_E_CORRUPT   ? "damaged"
                  : err == NEAP_E_CHANGED ? "of another model"
                                          : "of another version",
                  ratio, path);
     else
-        snprintf(text, sizeof text, "q8 instead: %s: %s", path, neap_strerror(err));
+        snprintf(text, sizeof text, "%s instead: %s: %s", instead, path, neap_strerror(err));
     note(engine, false, text);
 }
 
@@ -39,7 +47,7 @@ void neap_use_gguf(neap_engine *engine, const char *path) {
     uint64_t digest;
     neap_klt_model *model = NULL;
     if (engine->policy->clean_storage) {
-        snprintf(text, sizeof text, "q8 instead: policy %s writes KV as it is",
+        snprintf(text, sizeof text, "%s instead: policy %s writes KV as it is", fallback(engine),
                  engine->policy->name);
         note(engine, false, text);
         return;
@@ -63,6 +71,8 @@ void neap_codec_stat(const neap_engine *engine, neap_stat *inout_stat) {
     for (const neap_kv *kv = pool->kvs; kv; kv = kv->next)
         *(neap_klt_fits(kv) ? &n_klt : &n_others) += 1;
     const bool is_klt = n_klt > 0 || (n_others == 0 && neap_pool_klt(pool));
+    snprintf(inout_stat->kv, sizeof inout_stat->kv, "%.31s",
+             pool->holds_coded && n_klt > 0 ? engine->codec_note : "f16");
     snprintf(inout_stat->codec, sizeof inout_stat->codec, "%s", is_klt ? "klt" : pool->codec->name);
     const size_t cap = sizeof inout_stat->codec_note;
     if (!engine->wants_klt)
@@ -71,5 +81,5 @@ void neap_codec_stat(const neap_engine *engine, neap_stat *inout_stat) {
         snprintf(inout_stat->codec_note, cap, "%s", engine->codec_note);
     else
         snprintf(inout_stat->codec_note, cap, "%.32s; %s for %u caches that it does not fit",
-                 engine->codec_note, pool->codec->name, n_others);
+                 engine->codec_note, fallback(engine), n_others);
 }

@@ -40,7 +40,7 @@ static void start(neap_engine *engine, neap_unit *unit) {
 
 int neap_unit_wait(neap_engine *engine, neap_unit *unit) {
     const uint64_t began_ns = neap_clock_ns();
-    bool tried = false;
+    bool started = false, tried = false; /* by this thread; by another */
     int err = 0;
     while (!is_usable(neap_unit_state_of(unit))) {
         const neap_unit_state state = neap_unit_state_of(unit);
@@ -49,12 +49,13 @@ int neap_unit_wait(neap_engine *engine, neap_unit *unit) {
             err = NEAP_E_LOST;
             break;
         }
-        if (idle && tried) {
+        /* Who fetches a coded chunk's record leaves it evicted, and has not failed. */
+        if (idle && (started || (tried && unit->last_error))) {
             err = unit->last_error ? unit->last_error : -ECANCELED;
             break;
         }
-        if ((state == NEAP_UNIT_EVICTED || unit->queued) && !tried) {
-            tried = true;
+        if ((state == NEAP_UNIT_EVICTED || unit->queued) && !started) {
+            started = true;
             start(engine, unit);
             continue;
         }
@@ -228,7 +229,7 @@ typedef struct wanted {
 static void add_evicted(neap_unit *unit, void *ctx) {
     wanted *w = ctx;
     const neap_unit_state state = neap_unit_state_of(unit);
-    if (w->owed && !unit->by_pressure) return;
+    if ((w->owed && !unit->by_pressure) || neap_unit_is_coded(unit)) return;
     if (state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_RESTORING) w->ids[w->n++] = unit->id;
 }
 
@@ -283,6 +284,18 @@ static uint64_t restored_bytes(const neap_pool *pool) {
            pool->counters.bytes_restored[NEAP_PATH_MEMORY];
 }
 
+/* Of coded chunks the records come back into memory, not the pages. Lets go of the lock. [L] */
+static int fetch_coded(neap_pool *pool) {
+    int err = 0;
+    for (uint32_t i = 0; i < pool->n_slots; i++) {
+        neap_unit *unit = neap_pool_unit(pool, i);
+        if (!neap_unit_is_coded(unit) || unit->klt->held || unit->queued) continue;
+        const int unit_err = neap_pool_fetch(pool, unit);
+        err = err ? err : unit_err;
+    }
+    return err;
+}
+
 static int restore_wanted(neap_engine *engine, wanted w, uint64_t *ret_bytes) {
     neap_pool *pool = engine->pool;
     /* A use, so that no eviction runs; it ends before the wait, so that one may come. */
@@ -293,6 +306,7 @@ static int restore_wanted(neap_engine *engine, wanted w, uint64_t *ret_bytes) {
     for (size_t i = 0; !err && i < w.n; i++)
         neap_pool_unit(pool, w.ids[i])->last_error = 0;
     if (!err) err = bring_back(engine, w.ids, w.n);
+    if (!err && !w.owed) err = fetch_coded(pool);
     pthread_mutex_unlock(&pool->lock);
     neap_use_end(engine, NEAP_USE_ACCESS);
 

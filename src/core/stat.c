@@ -54,6 +54,74 @@ static void count_cells(const neap_pool *pool, neap_stat *stat) {
     free(layers);
 }
 
+/* ---- by region ---- */
+
+typedef struct region_sums {
+    neap_engine *engine;
+    neap_stat *stat;
+    const void *regions[NEAP_STAT_CONTEXTS];
+    uint64_t raw[NEAP_STAT_CONTEXTS], kept[NEAP_STAT_CONTEXTS];
+    double error[NEAP_STAT_CONTEXTS];
+} region_sums;
+
+static size_t region_index(const region_sums *sums, const void *region) {
+    size_t i = 0;
+    while (i < sums->stat->n_context_stats && sums->regions[i] != region)
+        i++;
+    return i;
+}
+
+static void add_region(region_sums *sums, const neap_kv *kv) {
+    neap_stat *stat = sums->stat;
+    const size_t i = region_index(sums, kv->region);
+    if (i == NEAP_STAT_CONTEXTS) return;
+    neap_context_stat *c = &stat->contexts[i];
+    if (i == stat->n_context_stats) {
+        sums->regions[i] = kv->region;
+        stat->n_context_stats++;
+        snprintf(c->kv, sizeof c->kv, "f16");
+    }
+    if (kv->pool->holds_coded && neap_klt_fits(kv))
+        snprintf(c->kv, sizeof c->kv, "%.31s", sums->engine->codec_note);
+    const uint32_t n_ctx = kv->layout.n_cells * kv->layout.n_streams;
+    uint64_t used = 0;
+    for (uint32_t stream = 0; stream < kv->layout.n_streams; stream++)
+        used += neap_pool_kv_used(kv, stream);
+    if (n_ctx > c->n_ctx) c->n_ctx = n_ctx;
+    if (used > c->tokens) c->tokens = used;
+}
+
+static void add_chunk(neap_unit *unit, void *ctx) {
+    region_sums *sums = ctx;
+    const size_t i = unit->is_kv ? region_index(sums, unit->kv->region) : NEAP_STAT_CONTEXTS;
+    const neap_unit_state state = neap_unit_state_of(unit);
+    if (i >= sums->stat->n_context_stats || state == NEAP_UNIT_EMPTY || state == NEAP_UNIT_LOST)
+        return;
+    neap_context_stat *c = &sums->stat->contexts[i];
+    const neap_unit_bytes bytes = neap_unit_size(unit);
+    const bool away = state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_RESTORING;
+    uint64_t len = unit->memory.len + neap_klt_held_bytes(unit);
+    sums->raw[i] += neap_kv_raw_bytes(unit);
+    if (len == 0) len = neap_unit_stored_bytes(unit); /* else both are the same */
+    sums->kept[i] += bytes.in_use - (away ? bytes.evictable : 0) + len;
+    sums->error[i] += unit->klt ? (double)unit->klt->error : 0;
+    c->klt_chunks += unit->klt != NULL;
+    c->klt_left += (unit->keeps_codec || unit->klt_refused) && neap_klt_fits(unit->kv);
+}
+
+/* [L] */
+static void count_contexts(neap_engine *engine, neap_stat *stat) {
+    region_sums sums = {.engine = engine, .stat = stat};
+    for (const neap_kv *kv = engine->pool->kvs; kv; kv = kv->next)
+        add_region(&sums, kv);
+    neap_pool_each(engine->pool, add_chunk, &sums);
+    for (uint32_t i = 0; i < stat->n_context_stats; i++) {
+        neap_context_stat *c = &stat->contexts[i];
+        if (sums.kept[i]) c->kv_ratio = (double)sums.raw[i] / (double)sums.kept[i];
+        if (c->klt_chunks) c->klt_error = sums.error[i] / c->klt_chunks;
+    }
+}
+
 /* [L] */
 static void count_bytes(neap_engine *engine, neap_stat *stat) {
     const neap_totals t = neap_totals_get(engine);
@@ -87,6 +155,7 @@ void neap_stat_get(neap_engine *engine, neap_stat *ret_stat) {
     pthread_mutex_lock(&pool->lock);
     count_cells(pool, &stat);
     count_bytes(engine, &stat);
+    count_contexts(engine, &stat);
     const neap_pool_counters *c = &pool->counters;
     stat.evictions = engine->evictions;
     stat.restores = c->restores;

@@ -99,6 +99,7 @@ static int write_unit(neap_engine *engine, neap_unit *unit, uint32_t first, uint
         const bool away = state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_LOST;
         if (state == NEAP_UNIT_EMPTY || state == NEAP_UNIT_RESIDENT || (away && covers)) {
             neap_pipeline_remove(engine->pipeline, unit);
+            unit->kv->written[unit->stream] += n;
             return neap_pool_dirty(engine->pool, unit, first + n, away);
         }
         /* A failed restore does not matter to a unit that is to be overwritten. */

@@ -26,6 +26,7 @@ void neap_use_end(neap_engine *engine, int kind) {
         pthread_cond_broadcast(&engine->use_changed);
     if (engine->n_uses == 0 && engine->write_behind) neap_write_behind_used(engine->write_behind);
     pthread_mutex_unlock(&engine->use_lock);
+    neap_settle(engine, kind == NEAP_USE_COMPUTE);
 }
 
 void neap_alone_begin(neap_engine *engine, bool to_evict) {

@@ -238,19 +238,36 @@ static json_t *stat_write_behind(const neap_stat *stat) {
                      count(stat->clean_chunks));
 }
 
+static json_t *stat_contexts(const neap_stat *stat) {
+    json_t *list = json_array();
+    for (uint32_t i = 0; list && i < stat->n_context_stats; i++) {
+        const neap_context_stat *c = &stat->contexts[i];
+        json_t *context =
+            json_pack("{s:o, s:o, s:o, s:f, s:f, s:o, s:o}", "n_ctx", count(c->n_ctx), "tokens",
+                      count(c->tokens), "kv", text(c->kv), "ratio", c->kv_ratio, "error",
+                      c->klt_error, "klt", count(c->klt_chunks), "klt_left", count(c->klt_left));
+        if (json_array_append_new(list, context) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
 int neap_ctl_stat_format(int pid, const char *program, const neap_stat *stat, char **ret_line) {
     json_t *instance = json_pack(
         "{s:i, s:o, s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:o, s:o, s:o, s:f, s:f}",
+        "s:o, s:o, s:o, s:o, s:f, s:f, s:o}",
         "pid", pid, "program", text(program ? program : "?"), "model", text(stat->model), "state",
         state_names[stat->state], "stage", stage_names[stat->stage], "n_ctx", count(stat->n_ctx),
         "n_contexts", count(stat->n_contexts), "tokens", count(stat->tokens), "codec",
-        text(stat->codec), "policy", text(stat->policy), "bytes", stat_bytes(stat), "units",
-        stat_units(stat), "counters", stat_counters(stat), "last_request", stat_request(stat),
-        "profile", stat_profile(stat), "attention", stat_attention(stat), "pressure",
-        stat_pressure(stat), "write_behind", stat_write_behind(stat), "last_error",
-        text(stat->last_error), "codec_note", text(stat->codec_note), "ratio", stat->kv_ratio,
-        "error", stat->klt_error);
+        text(stat->codec), "kv", text(stat->kv), "policy", text(stat->policy), "bytes",
+        stat_bytes(stat), "units", stat_units(stat), "counters", stat_counters(stat),
+        "last_request", stat_request(stat), "profile", stat_profile(stat), "attention",
+        stat_attention(stat), "pressure", stat_pressure(stat), "write_behind",
+        stat_write_behind(stat), "last_error", text(stat->last_error), "codec_note",
+        text(stat->codec_note), "ratio", stat->kv_ratio, "error", stat->klt_error, "contexts",
+        stat_contexts(stat));
     return dump(json_pack("{s:b, s:o}", "ok", 1, "instance", instance), ret_line);
 }
 

@@ -9,6 +9,9 @@
  * within a layer computation and restoration overlap. Chunks that the mask hides are not waited
  * for.
  *
+ * Of a layer whose KV is held coded (--kv klt) it reads the coded chunks through a window
+ * (window.c).
+ *
  * With an OpenCL device, a node that it does not refuse is computed there: thread 0 waits for all
  * the chunks that are seen, since the device cannot fault, launches and waits. Should the device
  * fail, thread 0 computes the node by itself.
@@ -19,6 +22,7 @@
 #include <string.h>
 
 #include "attn.h"
+#include "window.h"
 #include "err.h"
 #include "ggml-impl.h"
 #include "opencl_attn.h"
@@ -35,6 +39,7 @@ typedef struct attended {
         *layer; /* K and V lie in it, from cell 0 of first_stream on; NULL: elsewhere */
     uint32_t first_stream;
     uint8_t *seen; /* [n_streams][n_chunks] 0: the mask hides the chunk; NULL: not known */
+    neap_coded coded;
 } attended;
 
 /* A block of memory that only grows. */
@@ -52,7 +57,8 @@ struct neap_attend {
     const neap_attend_job *now; /* of the plan at hand */
     arena scratch;              /* one for all: nodes run one after the other */
     arena lists;                /* chunk pointers, states, seen */
-    uint64_t n_device, n_cpu;   /* attentions planned for either; with a device only */
+    neap_window window;
+    uint64_t n_device, n_cpu; /* attentions planned for either; with a device only */
 };
 
 neap_attend_mode neap_attend_choice;
@@ -93,11 +99,16 @@ void neap_attend_free(neap_attend *attend) {
         neap_log(NEAP_LOG_INFO, "attentions by OpenCL: %llu, by the CPU's kernels: %llu",
                  (unsigned long long)attend->n_device, (unsigned long long)attend->n_cpu);
     }
+    neap_window_free(&attend->window);
     free(attend->nodes);
     free(attend->attended);
     free(attend->scratch.base);
     free(attend->lists.base);
     free(attend);
+}
+
+int neap_attend_prepare(neap_attend *attend, int n_threads) {
+    return neap_window_fit(&attend->window, n_threads);
 }
 
 static size_t aligned(size_t bytes) {
@@ -222,12 +233,18 @@ static neap_layer_cache *layer_of(const struct ggml_tensor *view, uint32_t *ret_
 
 static bool chunk_ready(void *ctx, uint32_t stream, uint32_t chunk) {
     const attended *a = ctx;
+    if (a->coded.window != NULL) {
+        return neap_coded_ready(&a->coded, stream, chunk);
+    }
     return neap_unit_resident(neap_plugin_engine(),
                               neap_kv_unit(a->layer->kv, a->first_stream + stream, chunk));
 }
 
 static int chunk_wait(void *ctx, uint32_t stream, uint32_t chunk) {
-    const attended *a = ctx;
+    attended *a = ctx;
+    if (a->coded.window != NULL) {
+        return neap_coded_wait(&a->coded, stream, chunk);
+    }
     return neap_wait(neap_plugin_engine(),
                      neap_kv_unit(a->layer->kv, a->first_stream + stream, chunk));
 }
@@ -247,6 +264,7 @@ static void run_node(struct ggml_tensor *dst, int thread, int n_threads, void *u
             run_on_device(a);
         }
     } else if ((uint32_t)thread < a->job.n_threads) {
+        neap_coded_run(&a->coded, thread);
         neap_attn_run(&a->job, (uint32_t)thread);
     }
 }
@@ -269,7 +287,7 @@ static const void **chunk_list(neap_attend *attend, const struct ggml_tensor *ce
 static size_t list_bytes(const neap_attn_shape *shape) {
     size_t chunks = shape->n_streams *
                     (size_t)((shape->n_cells + NEAP_ATTN_CHUNK_CELLS - 1) / NEAP_ATTN_CHUNK_CELLS);
-    return 2 * aligned(chunks * sizeof(void *)) + aligned(chunks) +
+    return 2 * aligned(chunks * sizeof(void *)) + 2 * aligned(chunks) +
            aligned(neap_attn_state_bytes(shape));
 }
 
@@ -277,7 +295,7 @@ static size_t list_bytes(const neap_attn_shape *shape) {
 static uint8_t *seen_chunks(neap_attend *attend, const attended *a,
                             const struct ggml_tensor *mask) {
     const neap_attn_shape *shape = &a->job.shape;
-    if (!neap_mask_usable(mask)) {
+    if (!neap_mask_usable(mask) || mask->ne[2] != 1) {
         return NULL;
     }
     for (const attended *other = attend->attended; other < a; other++) {
@@ -294,6 +312,27 @@ static uint8_t *seen_chunks(neap_attend *attend, const attended *a,
         }
     }
     return seen;
+}
+
+static size_t offset_in_row(const struct ggml_tensor *view) {
+    const struct ggml_tensor *root = view->view_src != NULL ? view->view_src : view;
+    return (size_t)((const char *)view->data - (const char *)root->data) % root->nb[1];
+}
+
+/* Of a node that waits for its chunks, those that are held coded are read through the window. */
+static void plan_coded(neap_attend *attend, const struct ggml_tensor *node, attended *a,
+                       const void **k, const void **v) {
+    size_t n = (size_t)a->job.shape.n_streams * a->job.n_chunks;
+    a->coded = (neap_coded){.window = &attend->window,
+                            .layer = a->layer,
+                            .first_stream = a->first_stream,
+                            .n_streams = a->job.shape.n_streams,
+                            .n_chunks = a->job.n_chunks,
+                            .offsets = {offset_in_row(node->src[1]), offset_in_row(node->src[2])},
+                            .chunks = {k, v},
+                            .seen = a->seen,
+                            .states = arena_take(&attend->lists, n)};
+    memset(a->coded.states, 0, n);
 }
 
 /* Decided for each shape; counted. */
@@ -323,17 +362,20 @@ static void plan_node(neap_attend *attend, const struct ggml_tensor *node, atten
     if (a->layer != NULL && layer_of(node->src[2], &v_stream) != a->layer) {
         a->layer = NULL;
     }
-    shape.k.chunks = chunk_list(attend, node->src[1]);
-    shape.v.chunks = chunk_list(attend, node->src[2]);
-    if (a->layer != NULL && !attend->now->all_resident &&
-        neap_waits_within_layers(neap_plugin_engine())) {
+    const void **k = chunk_list(attend, node->src[1]), **v = chunk_list(attend, node->src[2]);
+    shape.k.chunks = k;
+    shape.v.chunks = v;
+    const bool is_coded = a->layer != NULL && neap_kv_is_held_coded(a->layer->kv) &&
+                          attend->window.region != NULL && !attend->now->all_resident;
+    if (is_coded || (a->layer != NULL && !attend->now->all_resident &&
+                     neap_waits_within_layers(neap_plugin_engine()))) {
         shape.ready = chunk_ready;
         shape.wait = chunk_wait;
         shape.ctx = a;
     }
     void *state = arena_take(&attend->lists, neap_attn_state_bytes(&shape));
     neap_attn_plan(&a->job, &shape, (uint32_t)attend->now->n_threads, attend->scratch.base, state);
-    a->on_device = takes_device(attend, &shape);
+    a->on_device = !is_coded && takes_device(attend, &shape);
     a->node = *node;
     a->node.op = neap_host_op_number(NEAP_OP_CUSTOM);
     const struct ggml_custom_op_params params = {
@@ -342,13 +384,24 @@ static void plan_node(neap_attend *attend, const struct ggml_tensor *node, atten
     memcpy(a->node.op_params, &params, sizeof params);
     attend->nodes[a->at] = &a->node;
     a->seen = shape.wait != NULL ? seen_chunks(attend, a, node->src[3]) : NULL;
+    a->coded.window = NULL;
+    atomic_init(&a->coded.next, 0);
+    if (is_coded) {
+        plan_coded(attend, node, a, k, v);
+    }
+}
+
+static bool is_held_coded(const struct ggml_tensor *node) {
+    uint32_t stream;
+    const neap_layer_cache *layer = layer_of(node->src[1], &stream);
+    return layer != NULL && neap_kv_is_held_coded(layer->kv);
 }
 
 /* Whether our kernels are the ones to compute this attention node. */
 static bool is_ours(const neap_attend_job *job, const struct ggml_tensor *node,
                     neap_attn_shape *ret_shape) {
     return neap_attend_choice != NEAP_ATTEND_HOST && shape_of(node, ret_shape) &&
-           (neap_attend_choice != NEAP_ATTEND_AUTO || job->measuring ||
+           (neap_attend_choice != NEAP_ATTEND_AUTO || job->measuring || is_held_coded(node) ||
             neap_attend_choose(node, job->cpu, job->n_threads));
 }
 
@@ -445,6 +498,11 @@ static const attended *planned(const neap_attend *attend, int node) {
 bool neap_attend_waits(const neap_attend *attend, int node) {
     const attended *a = planned(attend, node);
     return a != NULL && a->job.shape.wait != NULL;
+}
+
+bool neap_attend_reads_coded(const neap_attend *attend, int node) {
+    const attended *a = planned(attend, node);
+    return a != NULL && a->coded.window != NULL;
 }
 
 bool neap_attend_reads(const neap_attend *attend, int node, uint32_t stream, uint32_t chunk) {

@@ -35,6 +35,7 @@ typedef struct access {
     int node;
     bool is_write, whole;
     bool inside;             /* the node waits for it by itself */
+    bool coded;              /* and reads it as klt coded it: its pages are not needed */
     neap_unit_id unit;       /* reads */
     neap_layer_cache *layer; /* of cells; NULL: weights */
     uint32_t stream, first, n;
@@ -89,19 +90,22 @@ static int push_read(neap_layer_cache *layer, uint32_t stream, uint32_t first, u
     visit_context *visit = ctx;
     const neap_attend *attend = visit->backend->attend;
     bool inside = neap_attend_waits(attend, visit->node);
+    bool reads_coded = inside && neap_attend_reads_coded(attend, visit->node);
     neap_unit_id last = NEAP_UNIT_NONE;
     for (uint32_t chunk = first / NEAP_CHUNK_CELLS; chunk <= (first + n - 1) / NEAP_CHUNK_CELLS;
          chunk++) {
         neap_unit_id unit = neap_kv_unit(layer->kv, stream, chunk);
         if (unit != last && is_listed(unit) &&
             (!inside || neap_attend_reads(attend, visit->node, stream, chunk))) {
-            push_access(visit->backend, (access){.node = visit->node,
-                                                 .inside = inside,
-                                                 .unit = unit,
-                                                 .layer = layer,
-                                                 .stream = stream,
-                                                 .first = chunk * NEAP_CHUNK_CELLS,
-                                                 .n = NEAP_CHUNK_CELLS});
+            push_access(visit->backend,
+                        (access){.node = visit->node,
+                                 .inside = inside,
+                                 .coded = reads_coded && neap_kv_is_coded(layer->kv, stream, chunk),
+                                 .unit = unit,
+                                 .layer = layer,
+                                 .stream = stream,
+                                 .first = chunk * NEAP_CHUNK_CELLS,
+                                 .n = NEAP_CHUNK_CELLS});
         }
         last = unit;
     }
@@ -396,10 +400,11 @@ static int fetch_experts(backend_context *ctx, const access *entry) {
 }
 
 static int try_ready(backend_context *ctx, const access *entry) {
-    return entry->experts != NULL ? fetch_experts(ctx, entry)
-           : entry->is_write      ? neap_kv_write(entry->layer->kv, entry->stream, entry->first,
-                                                  entry->n, entry->whole)
-                                  : neap_wait(neap_plugin_engine(), entry->unit);
+    return entry->coded ? neap_kv_fetch(entry->layer->kv, entry->stream, first_chunk(entry))
+           : entry->experts != NULL ? fetch_experts(ctx, entry)
+           : entry->is_write        ? neap_kv_write(entry->layer->kv, entry->stream, entry->first,
+                                                    entry->n, entry->whole)
+                                    : neap_wait(neap_plugin_engine(), entry->unit);
 }
 
 /* A loss fails the request only if its attention would read what is lost: cells that this graph
@@ -424,7 +429,7 @@ static int announce(backend_context *ctx) {
     size_t n = 0;
     for (size_t i = 0; i < ctx->n_accesses; i++) {
         const access *entry = &ctx->accesses[i];
-        if (entry->experts != NULL) {
+        if (entry->experts != NULL || entry->coded) {
             continue;
         }
         size_t more = entry->is_write ? last_chunk(entry) - first_chunk(entry) + 1 : 1;
@@ -598,12 +603,13 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend, struct ggm
         neap_log(NEAP_LOG_ERROR, "request refused after: %s", neap_strerror(err));
         return GGML_STATUS_FAILED;
     }
+    err = neap_attend_prepare(ctx->attend, ctx->n_threads);
     neap_use_begin(engine, NEAP_USE_COMPUTE);
     /* A policy that goes by use wants to know what the graph needs anyway. */
     bool all_resident = neap_all_resident(engine) && !neap_tracks_use(engine);
     const neap_attend_job job = {
         .cpu = ctx->cpu, .n_threads = ctx->n_threads, .all_resident = all_resident};
-    err = neap_attend_plan(ctx->attend, graph, &job);
+    err = err != 0 ? err : neap_attend_plan(ctx->attend, graph, &job);
     collect(ctx, graph, all_resident);
     mark_begin(ctx);
     err = err != 0                   ? err

@@ -92,6 +92,16 @@ static const char *profile_path(const char *swap_dir, char *path, size_t cap) {
     return err == 0 ? path : NULL;
 }
 
+/* Only our kernels read KV that is held coded. */
+static const char *env_kv(void) {
+    const char *text = env_text("NEAP_KV");
+    if (text == NULL || strcmp(text, "f16") == 0 || neap_attend_choice != NEAP_ATTEND_HOST) {
+        return text;
+    }
+    neap_log(NEAP_LOG_WARN, "NEAP_KV=%s ignored: it needs our attention, NEAP_ATTN is ggml", text);
+    return NULL;
+}
+
 /* The only place where the backend reads its environment. */
 static void create_engine(void) {
     char profile[PATH_MAX];
@@ -100,6 +110,7 @@ static void create_engine(void) {
     neap_options options = {
         .program = program_invocation_short_name,
         .codec = env_text("NEAP_CODEC"),
+        .kv = env_kv(),
         .policy = env_text("NEAP_POLICY"),
         .swap_dir = env_text("NEAP_SWAP_DIR"),
         .swap_limit_bytes = env_bytes("NEAP_SWAP_LIMIT"),
@@ -121,8 +132,9 @@ static void create_engine(void) {
     }
     int err = neap_engine_create(&options, &engine);
     if (err != 0) {
-        neap_log(NEAP_LOG_ERROR, "cannot start: %s (codec %s, policy %s)", neap_strerror(err),
-                 options.codec != NULL ? options.codec : "default",
+        neap_log(NEAP_LOG_ERROR, "cannot start: %s (codec %s, kv %s, policy %s)",
+                 neap_strerror(err), options.codec != NULL ? options.codec : "default",
+                 options.kv != NULL ? options.kv : "default",
                  options.policy != NULL ? options.policy : "default");
     }
 }

@@ -8,6 +8,7 @@
  *   kv.c       KV caches: which bytes are which cells
  *   graph.c    graph_compute: which nodes wait for which units
  *   attend.c   attention nodes that our own kernels compute
+ *   window.c    their window onto KV chunks that are held coded
  *   attend_choice.c  which of them, by measurement
  *   mask.c     what an attention mask shows
  *   capture.c  writes what calibration needs (NEAP_CAPTURE)
@@ -180,6 +181,8 @@ void neap_attend_open_device(neap_options *options);
 typedef struct neap_attend neap_attend;
 neap_attend *neap_attend_create(void); /* NULL: no memory */
 void neap_attend_free(neap_attend *attend);
+/* Before a graph, within no use: room to read what is held coded. Fails: -ENOMEM. */
+int neap_attend_prepare(neap_attend *attend, int n_threads);
 typedef struct neap_attend_job {
     ggml_backend_t cpu; /* the host's */
     int n_threads;
@@ -198,6 +201,8 @@ struct ggml_tensor **neap_attend_nodes(neap_attend *attend, const struct ggml_cg
 bool neap_attend_waits(const neap_attend *attend, int node);
 /* False when the node's mask hides this chunk of its cache. */
 bool neap_attend_reads(const neap_attend *attend, int node, uint32_t stream, uint32_t chunk);
+/* Whether the node of this index reads chunks that are held coded as they are. */
+bool neap_attend_reads_coded(const neap_attend *attend, int node);
 /* First error of the planned nodes in [begin, end) of the graph, or 0; and its node. */
 int neap_attend_result(const neap_attend *attend, int begin, int end, int *ret_node);
 

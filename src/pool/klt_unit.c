@@ -11,8 +11,9 @@
  *   layer 7  | K V |      was written to: on its own again, q8's, until all four are
  *
  * klt is lossy and not idempotent: coding a chunk again that it decoded would add error. So
- *   - its copies are on storage only, where a record outlives the restoration and makes the unit
- *     clean: a chunk is coded again only once it, and those it goes with, were written to;
+ *   - its record outlives the restoration and makes the unit clean: a chunk is coded again only
+ *     once it, and those it goes with, were written to. It is on storage; where the pool holds
+ *     chunks coded, in memory, too, and what the chunk is read from as long as its pages are away;
  *   - a chunk that another lossy codec has rounded - klt refused it, or storage took nothing when
  *     it went - stays with that one until it is written to (keeps_codec);
  *   - chunks with cells to spare, which change with every token, are left to the other codec, which
@@ -150,16 +151,21 @@ static neap_unit *member(const neap_pool *pool, const neap_unit *unit, uint32_t 
     return neap_pool_unit(pool, kv->units[unit->stream * kv->n_chunks + unit->chunk]);
 }
 
-static bool is_to_be_coded(const neap_unit *unit) {
+bool neap_klt_is_whole(const neap_unit *unit) {
     const uint32_t left = unit->kv->layout.n_cells - unit->chunk * NEAP_CHUNK_CELLS;
-    return neap_unit_state_of(unit) == NEAP_UNIT_RESIDENT && !unit->swap && !unit->keeps_codec &&
-           unit->used == (left < NEAP_CHUNK_CELLS ? left : NEAP_CHUNK_CELLS) &&
-           neap_kv_unit_size(unit).evictable > 0;
+    return unit->kv->klt.block >= 0 && !unit->keeps_codec && !unit->klt_refused &&
+           unit->used == (left < NEAP_CHUNK_CELLS ? left : NEAP_CHUNK_CELLS);
+}
+
+static bool is_to_be_coded(const neap_unit *unit) {
+    return neap_unit_state_of(unit) == NEAP_UNIT_RESIDENT && !unit->swap && !unit->klt &&
+           neap_klt_is_whole(unit) && neap_kv_unit_size(unit).evictable > 0;
 }
 
 size_t neap_klt_members(const neap_pool *pool, const neap_unit *unit,
                         neap_unit *ret_units[NEAP_KLT_LAYERS]) {
-    if (!pool->storage_codec || !neap_klt_fits(unit->kv)) return 0;
+    if (!pool->storage_codec && !pool->holds_coded) return 0;
+    if (!neap_klt_fits(unit->kv)) return 0;
     const uint32_t n = n_layers_of(&unit->kv->klt);
     for (uint32_t i = 0; i < n; i++) {
         ret_units[i] = member(pool, unit, i);
@@ -259,6 +265,7 @@ static neap_klt_note *make_note(float error, const int32_t *positions, uint32_t 
     neap_klt_note *note = malloc(sizeof *note + n * sizeof *positions);
     if (!note) return NULL;
     note->n_holders = 0;
+    note->held = NULL;
     note->error = error;
     note->first = positions[0];
     note->n = n;
@@ -288,23 +295,118 @@ int neap_klt_encode_planes(const neap_klt_use *use, const neap_codec_chunk *plan
     return 0;
 }
 
+/* The positions that the unit was coded with; in_turn: room for them. */
+static const int32_t *positions_of(const neap_unit *unit, int32_t in_turn[NEAP_CHUNK_CELLS]) {
+    const neap_klt_note *note = unit->klt;
+    assert(note->n == 0 || note->n == unit->used);
+    for (uint32_t i = 0; note->n == 0 && i < unit->used; i++)
+        in_turn[i] = (int32_t)((uint32_t)note->first + i);
+    return note->n ? note->positions : in_turn;
+}
+
 int neap_klt_load(neap_pool *pool, neap_unit *const *units, const neap_codec_chunk *planes,
                   size_t n, neap_worker *worker) {
     const neap_unit *unit = units[0];
-    const neap_klt_note *note = unit->klt;
-    const size_t len = neap_swap_record_len(unit->swap);
-    int32_t in_turn[NEAP_CHUNK_CELLS];
     const neap_klt_use *use = &unit->kv->klt;
-    char *room = neap_worker_bounce(worker, scratch_at(len) + neap_klt_scratch_bytes(use->model));
-    if (!room) return -ENOMEM;
-    for (uint32_t i = 0; i < unit->used; i++)
-        in_turn[i] = (int32_t)((uint32_t)note->first + i);
-    assert(note->n == 0 || note->n == unit->used);
+    int32_t in_turn[NEAP_CHUNK_CELLS];
     neap_klt_chunk chunk = {.block = (uint32_t)use->block,
-                            .positions = note->n ? note->positions : in_turn};
+                            .positions = positions_of(unit, in_turn)};
     for (size_t i = 0; i < n; i++)
         set_planes(&chunk, units[i]->kv->klt.at, &planes[i]);
+    size_t len;
+    const void *record = neap_klt_held(unit, &len);
+    if (!record) len = neap_swap_record_len(unit->swap);
+    const size_t scratch = record ? 0 : scratch_at(len);
+    char *room = neap_worker_bounce(worker, scratch + neap_klt_scratch_bytes(use->model));
+    if (!room) return -ENOMEM;
     const struct iovec part = {room, len};
-    const int err = neap_swapfile_get(pool->swapfile, unit->swap, &part, 1, worker->reader);
-    return err ? err : neap_klt_decode(use->model, room, len, &chunk, room + scratch_at(len));
+    const int err =
+        record ? 0 : neap_swapfile_get(pool->swapfile, unit->swap, &part, 1, worker->reader);
+    return err ? err
+               : neap_klt_decode(use->model, record ? record : room, len, &chunk, room + scratch);
+}
+
+/* ---- records in memory ---- */
+
+const void *neap_klt_held(const neap_unit *unit, size_t *ret_len) {
+    return unit->klt && unit->klt->held ? neap_stack_bytes(unit->klt->held, ret_len) : NULL;
+}
+
+uint64_t neap_klt_held_bytes(const neap_unit *unit) {
+    size_t len;
+    return neap_klt_held(unit, &len) ? len / unit->klt->n_holders : 0;
+}
+
+void neap_klt_forget(neap_pool *pool, neap_klt_note *note) {
+    if (note) neap_stack_drop(pool->stack, note->held);
+    free(note);
+}
+
+int neap_klt_fetch(neap_pool *pool, neap_unit *unit) {
+    const size_t len = neap_swap_record_len(unit->swap);
+    neap_worker worker = {0};
+    const struct iovec part = {neap_worker_bounce(&worker, len), len};
+    neap_stack_record *record = NULL;
+    void *bytes;
+    int err =
+        part.iov_base ? neap_swapfile_get(pool->swapfile, unit->swap, &part, 1, NULL) : -ENOMEM;
+    if (!err) err = neap_stack_push(pool->stack, len, &record, &bytes);
+    if (!err) {
+        memcpy(bytes, part.iov_base, len);
+        pthread_mutex_lock(&pool->lock);
+        if (unit->klt->held) /* another layer's reader was faster */
+            neap_stack_drop(pool->stack, record);
+        else
+            unit->klt->held = record;
+        pthread_mutex_unlock(&pool->lock);
+    }
+    neap_worker_fini(&worker);
+    return err;
+}
+
+int neap_klt_store(neap_pool *pool, neap_unit *unit, uint64_t *ret_bytes) {
+    neap_unit *others[NEAP_KLT_LAYERS];
+    neap_swap_record *record = unit->swap;
+    size_t len;
+    const struct iovec part = {(void *)(uintptr_t)neap_klt_held(unit, &len), len};
+    const int err = record ? 0 : neap_swapfile_put(pool->swapfile, &part, 1, &record);
+    if (err) return err;
+    pthread_mutex_lock(&pool->lock);
+    const size_t n = neap_pool_sharers(pool, unit, others);
+    unit->swap = record;
+    for (size_t i = 0; i < n; i++)
+        others[i]->swap = record;
+    neap_stack_drop(pool->stack, unit->klt->held);
+    unit->klt->held = NULL;
+    pthread_mutex_unlock(&pool->lock);
+    *ret_bytes = len;
+    return 0;
+}
+
+const neap_unit *neap_klt_mover(const neap_pool *pool, const neap_unit *unit) {
+    neap_unit *others[NEAP_KLT_LAYERS];
+    const size_t n = neap_pool_sharers(pool, unit, others);
+    for (size_t i = 0; i < n; i++)
+        if (neap_unit_state_of(others[i]) == NEAP_UNIT_EVICTED && others[i]->layer > unit->layer)
+            unit = others[i];
+    return unit;
+}
+
+int neap_klt_read_unit(const neap_unit *unit, uint32_t first, uint32_t n, void *const rows[2],
+                       void *scratch) {
+    const neap_klt_use *use = &unit->kv->klt;
+    const neap_kv_plane *planes = unit->kv->layout.planes;
+    int32_t in_turn[NEAP_CHUNK_CELLS];
+    size_t len;
+    const void *record = neap_klt_held(unit, &len);
+    neap_klt_chunk chunk = {.block = (uint32_t)use->block,
+                            .n_rows = unit->used,
+                            .positions = positions_of(unit, in_turn)};
+    chunk.k[use->at] = (neap_klt_plane){rows[0], planes[0].row_bytes};
+    chunk.v[use->at] = (neap_klt_plane){rows[1], planes[1].row_bytes};
+    const neap_klt_part part = {.first_row = first,
+                                .n_rows = n,
+                                .n_heads =
+                                    neap_klt_model_spec(use->model)->blocks[use->block].n_kv_heads};
+    return neap_klt_decode_part(use->model, record, len, &chunk, &part, scratch);
 }

@@ -138,15 +138,22 @@ static size_t raw_parts(const neap_unit *unit, struct iovec parts[2]) {
 
 static int make_units(neap_pool *pool, neap_kv *kv) {
     const uint32_t n = kv->layout.n_streams * units_of_stream(kv);
-    kv->units = malloc(n * sizeof *kv->units);
-    if (!kv->units) return -ENOMEM;
+    kv->written = calloc(kv->layout.n_streams, sizeof *kv->written);
+    kv->units = kv->written ? malloc(n * sizeof *kv->units) : NULL;
+    if (!kv->units) {
+        free(kv->written);
+        kv->written = NULL;
+        return -ENOMEM;
+    }
     for (uint32_t i = 0; i < n; i++) {
         neap_unit *unit = neap_unit_new(pool);
         if (!unit) {
             while (i-- > 0)
                 neap_unit_delete(pool, neap_pool_unit(pool, kv->units[i]));
             free(kv->units);
+            free(kv->written);
             kv->units = NULL;
+            kv->written = NULL;
             return -ENOMEM;
         }
         unit->is_kv = true;
@@ -196,7 +203,9 @@ static void delete_units(neap_pool *pool, neap_kv *kv) {
     for (uint32_t i = 0; kv->units && i < n; i++)
         neap_unit_delete(pool, neap_pool_unit(pool, kv->units[i]));
     free(kv->units);
+    free(kv->written);
     kv->units = NULL;
+    kv->written = NULL;
 }
 
 int neap_pool_relayout(neap_kv *kv, const neap_kv_layout *layout) {
@@ -208,6 +217,7 @@ int neap_pool_relayout(neap_kv *kv, const neap_kv_layout *layout) {
     if (!err) {
         neap_kv fresh = *kv;
         fresh.units = NULL;
+        fresh.written = NULL;
         set_layout(&fresh, layout);
         err = make_units(pool, &fresh);
         if (!err) {
@@ -352,25 +362,45 @@ static const neap_codec *storage_codec(const neap_pool *pool, const neap_unit *u
                                      : NULL;
 }
 
-static void copy_by_klt(neap_pool *pool, neap_unit *const *units, size_t n, neap_worker *worker) {
+/* Codes them onto the stack, or to storage. */
+static int code_by_klt(neap_pool *pool, neap_unit *const *units, size_t n, neap_worker *worker,
+                       bool into_memory) {
     neap_codec_chunk chunks[NEAP_KLT_LAYERS];
     int32_t positions[NEAP_CHUNK_CELLS];
-    neap_swap_record *record;
+    neap_swap_record *record = NULL;
     neap_klt_note *note;
+    void *bytes;
     struct iovec part = {neap_worker_bounce(worker, neap_klt_room(units[0])), 0};
-    if (!part.iov_base || !neap_klt_positions(units, n, positions)) return;
+    if (!part.iov_base) return -ENOMEM;
+    if (!neap_klt_positions(units, n, positions)) return NEAP_E_BOUND;
     for (size_t i = 0; i < n; i++)
         chunks[i] = codec_chunk(units[i]);
-    if (neap_klt_encode_planes(&units[0]->kv->klt, chunks, positions, part.iov_base, &part.iov_len,
-                               &note) != 0)
-        return;
-    if (neap_swapfile_put(pool->swapfile, &part, 1, &record) != 0) {
+    int err = neap_klt_encode_planes(&units[0]->kv->klt, chunks, positions, part.iov_base,
+                                     &part.iov_len, &note);
+    if (err) return err;
+    if (into_memory) {
+        err = neap_stack_push(pool->stack, part.iov_len, &note->held, &bytes);
+        if (!err) memcpy(bytes, part.iov_base, part.iov_len);
+    } else {
+        err = neap_swapfile_put(pool->swapfile, &part, 1, &record);
+    }
+    if (err) {
         free(note);
-        return;
+        return err;
     }
     pthread_mutex_lock(&pool->lock);
     neap_klt_give(units, n, record, note);
     pthread_mutex_unlock(&pool->lock);
+    return 0;
+}
+
+int neap_kv_units_hold(neap_pool *pool, neap_unit *const *units, size_t n, neap_worker *worker) {
+    const int err = code_by_klt(pool, units, n, worker, true);
+    pthread_mutex_lock(&pool->lock);
+    for (size_t i = 0; i < n && err == NEAP_E_BOUND; i++)
+        units[i]->klt_refused = true;
+    pthread_mutex_unlock(&pool->lock);
+    return err;
 }
 
 size_t neap_pool_code_together(neap_pool *pool, neap_unit *unit, neap_worker *worker,
@@ -380,7 +410,10 @@ size_t neap_pool_code_together(neap_pool *pool, neap_unit *unit, neap_worker *wo
     for (size_t i = 0; i < n; i++)
         ret_units[i]->copying = false; /* they will have a copy that this one must not replace */
     pthread_mutex_unlock(&pool->lock);
-    if (n > 0) copy_by_klt(pool, ret_units, n, worker);
+    const int err = n > 0 ? code_by_klt(pool, ret_units, n, worker, false) : 0;
+    /* Rather than have another codec round them. */
+    if (err && err != NEAP_E_BOUND && pool->holds_coded)
+        (void)neap_kv_units_hold(pool, ret_units, n, worker);
     if (n == 0) ret_units[0] = unit;
     return n > 0 ? n : 1;
 }
@@ -455,11 +488,14 @@ int neap_kv_unit_evict(neap_pool *pool, neap_unit *unit, neap_action action, nea
                        neap_evicted *ret_evicted) {
     const neap_codec_chunk chunk = codec_chunk(unit);
     ret_evicted->raw_bytes = neap_codec_raw_bytes(&chunk);
+    if (action == NEAP_ACTION_MEMORY_TO_STORAGE && unit->klt)
+        return ret_evicted->storage_error =
+                   neap_klt_store(pool, unit, &ret_evicted->unstacked_bytes);
     if (unit->memory.len > 0) { /* already evicted */
         ret_evicted->action = NEAP_ACTION_MEMORY_TO_STORAGE;
         return ret_evicted->storage_error = move_to_storage(pool, unit, ret_evicted);
     }
-    const bool is_clean = unit->swap != NULL;
+    const bool is_clean = unit->swap || unit->klt;
     ret_evicted->action = NEAP_ACTION_DROP;
     int err = is_clean ? 0 : secure_copy(pool, unit, action, worker, ret_evicted);
     if (err) return err;
@@ -479,6 +515,36 @@ int neap_kv_unit_evict(neap_pool *pool, neap_unit *unit, neap_action action, nea
     return 0;
 }
 
+/* ---- held as klt coded it ---- */
+
+typedef struct hold_list {
+    uint32_t cells; /* written since */
+    neap_unit **units;
+    size_t n, cap;
+} hold_list;
+
+static bool is_due(neap_unit *const *units, size_t n, uint32_t cells) {
+    for (size_t i = 0; i < n; i++)
+        if (units[i]->kv->written[units[i]->stream] - units[i]->written_at < cells) return false;
+    return n > 0;
+}
+
+static void add_to_hold(neap_unit *unit, void *ctx) {
+    hold_list *list = ctx;
+    neap_unit *members[NEAP_KLT_LAYERS];
+    if (!unit->is_kv || list->n == list->cap || neap_unit_state_of(unit) != NEAP_UNIT_RESIDENT)
+        return;
+    const size_t n = unit->klt ? 0 : neap_klt_members(unit->kv->pool, unit, members);
+    if (unit->klt || (is_due(members, n, list->cells) && members[0] == unit))
+        list->units[list->n++] = unit;
+}
+
+size_t neap_pool_to_hold(neap_pool *pool, uint32_t cells, neap_unit **ret_units, size_t cap) {
+    hold_list list = {.cells = cells, .units = ret_units, .cap = cap};
+    neap_pool_each(pool, add_to_hold, &list);
+    return list.n;
+}
+
 /* ---- copies of what stays ---- */
 
 static bool goes_before(const neap_unit *a, const neap_unit *b) {
@@ -491,6 +557,7 @@ static bool goes_before(const neap_unit *a, const neap_unit *b) {
 static bool wants_copy(const neap_unit *unit) {
     return unit->is_kv && neap_unit_state_of(unit) == NEAP_UNIT_RESIDENT && !unit->swap &&
            !unit->kv->whole_streams && unit->used == unit_cells(unit->kv, unit->chunk) &&
+           !(unit->kv->pool->holds_coded && neap_klt_is_whole(unit)) &&
            neap_kv_unit_size(unit).evictable > 0;
 }
 

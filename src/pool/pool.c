@@ -19,19 +19,18 @@
  *    every unit may be read. It is raised before and lowered after the bytes are unreadable.
  *  2 A unit stands in a queue only while EVICTED, or RESTORING with its pages committed.
  *  3 An EMPTY unit has no cells in use and no copy; a KV unit in any other state has cells in use.
- *  4 An EVICTED or RESTORING KV unit has exactly one copy: in memory or in the swap file.
- *  5 A RESIDENT unit has no copy in memory; one in the swap file equals its bytes (after the
- *    codec's rounding).
- *  6 An EVICTED or RESTORING weight unit with a part that has no file has a swap record or is to be
- *    rebuilt.
- *  7 Spans are whole pages, lie in one unit only, and hold no page while their unit is EVICTED or
- *    LOST, but for those of a copy in place. The page in which two units meet belongs to neither
- *    and stays.
- *  8 n_restoring counts the units RESTORING.
- *  9 Only a RESIDENT KV unit without a swap record is being copied; several are only if klt codes
- *    them together. Their bytes do not change and they stay RESIDENT while they are being read.
- * 10 What klt coded is in the swap file, has no other codec, and was rounded by none. Its record is
- *    shared by those units only, of the same cells of a block's layers, that its note counts.
+ *  4 An EVICTED or RESTORING KV unit has exactly one copy: in memory or in the swap file; or klt's
+ *    record, in either or both.
+ *  5 A RESIDENT unit has no copy in memory, but for klt's record; copies that it has equal its
+ * bytes (after the codec's rounding). 6 An EVICTED or RESTORING weight unit with a part that has no
+ * file has a swap record or is to be rebuilt. 7 Spans are whole pages, lie in one unit only, and
+ * hold no page while their unit is EVICTED or LOST, but for those of a copy in place. The page in
+ * which two units meet belongs to neither and stays. 8 n_restoring counts the units RESTORING. 9
+ * Only a RESIDENT KV unit without a swap record is being copied; several are only if klt codes them
+ * together. Their bytes do not change and they stay RESIDENT while they are being read. 10 What klt
+ * coded has no other codec, and was rounded by none. Its record is in the swap file or, where the
+ * pool holds it coded, in memory, or in both, and shared by those units only, of the same cells of
+ * a block's layers, that its note counts.
  *
  * Threading. One lock for the table: what happens under it is short, transfers run outside, owned
  * by whoever put the unit into EVICTING or RESTORING. States are read without the lock; a reader
@@ -57,6 +56,7 @@ int neap_pool_create(const neap_pool_options *options, neap_pool **ret_pool) {
     pool->poison = options->poison;
     const bool codes = strcmp(options->codec->name, "none") != 0;
     pool->storage_codec = codes && !options->clean_storage ? options->codec : NULL;
+    pool->holds_coded = options->holds_coded;
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->changed, NULL);
     int err = neap_stack_create(&pool->stack);
@@ -142,7 +142,7 @@ void neap_unit_delete(neap_pool *pool, neap_unit *unit) {
     neap_unit_move(pool, unit, NEAP_UNIT_FREE);
     unit->parts = NULL;
     unit->n_parts = 0;
-    unit->to_rebuild = unit->is_kv = unit->keeps_codec = false;
+    unit->to_rebuild = unit->is_kv = unit->keeps_codec = unit->klt_refused = false;
     unit->kv = NULL;
     unit->used = 0;
     unit->last_error = 0;
@@ -156,7 +156,7 @@ void neap_unit_forget_copies(neap_pool *pool, neap_unit *unit) {
     const bool is_shared = unit->klt && --unit->klt->n_holders > 0;
     neap_stack_drop(pool->stack, unit->memory.stack);
     if (unit->swap && !is_shared) neap_swapfile_drop(pool->swapfile, unit->swap);
-    if (!is_shared) free(unit->klt);
+    if (!is_shared) neap_klt_forget(pool, unit->klt);
     unit->memory = (neap_memory_copy){0};
     unit->swap = NULL;
     unit->coded = NULL;
@@ -297,13 +297,48 @@ int neap_pool_evict(neap_pool *pool, neap_unit *unit, neap_action action, neap_w
     return err;
 }
 
+int neap_pool_hold(neap_pool *pool, neap_unit *unit, neap_worker *worker) {
+    neap_unit *units[NEAP_KLT_LAYERS] = {unit};
+    size_t n = 1;
+    int err = 0;
+    if (!unit->klt) {
+        pthread_mutex_lock(&pool->lock);
+        n = neap_klt_members(pool, unit, units);
+        pthread_mutex_unlock(&pool->lock);
+        err = n > 0 ? neap_kv_units_hold(pool, units, n, worker) : -EAGAIN;
+    }
+    for (size_t i = 0; i < n && !err; i++) {
+        neap_evicted evicted;
+        err = neap_pool_evict(pool, units[i], NEAP_ACTION_DROP, worker, &evicted);
+    }
+    return err;
+}
+
+int neap_pool_fetch(neap_pool *pool, neap_unit *unit) {
+    const uint64_t began_ns = neap_clock_ns();
+    neap_pool_claim(pool, unit);
+    pthread_mutex_unlock(&pool->lock);
+    unit->allocate_ns = 0;
+    const int err = neap_klt_fetch(pool, unit);
+    if (err) neap_pool_finish(pool, unit, err, began_ns);
+    pthread_mutex_lock(&pool->lock);
+    if (err) return err;
+    pool->counters.restores++;
+    pool->counters.bytes_restored[NEAP_PATH_STORAGE] += neap_klt_held_bytes(unit);
+    unit->last_error = 0;
+    neap_unit_move(pool, unit, NEAP_UNIT_EVICTED);
+    pthread_cond_broadcast(&pool->changed);
+    return 0;
+}
+
 void neap_pool_claim(neap_pool *pool, neap_unit *unit) {
     assert(!unit->queued);
     neap_unit_move(pool, unit, NEAP_UNIT_RESTORING);
 }
 
 neap_path neap_unit_path(const neap_unit *unit) {
-    return unit->memory.len > 0 ? NEAP_PATH_MEMORY : NEAP_PATH_STORAGE;
+    return unit->memory.len > 0 || neap_klt_held_bytes(unit) > 0 ? NEAP_PATH_MEMORY
+                                                                 : NEAP_PATH_STORAGE;
 }
 
 int neap_pool_allocate(neap_pool *pool, neap_unit *unit) {
@@ -379,6 +414,7 @@ void neap_pool_finish(neap_pool *pool, neap_unit *unit, int err, uint64_t began_
         /* A copy in memory would take what the eviction gave; one on storage makes the unit clean.
          */
         if (unit->memory.len > 0) neap_unit_forget_copies(pool, unit);
+        if (unit->klt) atomic_store(&pool->drop_due, true);
         neap_unit_move(pool, unit, NEAP_UNIT_RESIDENT);
     }
     pthread_cond_broadcast(&pool->changed);
@@ -400,8 +436,10 @@ int neap_pool_dirty(neap_pool *pool, neap_unit *unit, uint32_t used, bool overwr
         neap_kv_copy_drop(unit, &dropped);
     }
     neap_unit_forget_copies(pool, unit);
-    unit->keeps_codec = false;
+    unit->keeps_codec = unit->klt_refused = false;
     if (used > unit->used) unit->used = used;
+    unit->written_at = unit->kv->written[unit->stream];
+    if (neap_klt_is_whole(unit)) atomic_store(&pool->code_due, true);
     unit->last_error = 0;
     if (state != NEAP_UNIT_RESIDENT) neap_unit_move(pool, unit, NEAP_UNIT_RESIDENT);
     return 0;
@@ -442,14 +480,16 @@ static void check_copies(const neap_pool *pool, const neap_unit *unit, neap_unit
     if (unit->memory.stack && !in_memory) BROKEN(unit, "4");
     if (state == NEAP_UNIT_RESIDENT && in_memory) BROKEN(unit, "5");
     if (unit->copying && (state != NEAP_UNIT_RESIDENT || unit->swap)) BROKEN(unit, "9");
-    if (unit->klt && (!unit->swap || in_memory || unit->coded || unit->keeps_codec))
+    const bool held = neap_klt_held_bytes(unit) > 0, has_record = unit->swap || held;
+    if (unit->klt && (!has_record || in_memory || unit->coded || unit->keeps_codec ||
+                      (held && !pool->holds_coded)))
         BROKEN(unit, "10");
     if (unit->klt && !neap_klt_is_counted(pool, unit)) BROKEN(unit, "10");
     if (unit->is_kv) {
         const bool empty = state == NEAP_UNIT_EMPTY;
         if (empty != (unit->used == 0)) BROKEN(unit, "3");
-        if ((empty || state == NEAP_UNIT_LOST) && (unit->swap || in_memory)) BROKEN(unit, "3");
-        if (away && !unit->swap == !in_memory) BROKEN(unit, "4");
+        if ((empty || state == NEAP_UNIT_LOST) && (has_record || in_memory)) BROKEN(unit, "3");
+        if (away && !has_record == !in_memory) BROKEN(unit, "4");
         return;
     }
     if (state == NEAP_UNIT_EMPTY || state == NEAP_UNIT_LOST) BROKEN(unit, "states");

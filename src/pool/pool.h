@@ -65,6 +65,7 @@ struct neap_kv {
     uint32_t n_chunks;   /* of one stream */
     bool whole_streams;  /* a plane is transposed: one unit a stream */
     neap_unit_id *units; /* [n_streams * (whole_streams ? 1 : n_chunks)] */
+    uint64_t *written;   /* [n_streams] cells written so far, again and again */
 
     neap_klt_use klt;
     /* The caches of the same region that are the layers of its block, itself among them. NULL: not
@@ -75,10 +76,11 @@ struct neap_kv {
 /* How klt coded chunks, the same cells of the layers of a block: all have this note and its record.
  */
 typedef struct neap_klt_note {
-    uint32_t n_holders; /* chunks whose copy the record is; the pool's lock, the rest is constant */
-    float error;        /* mean of its rows, in units of neap_klt_use.expected */
-    int32_t first;      /* position of the first row; with n 0 the others follow it one by one */
-    uint32_t n;         /* rows */
+    uint32_t n_holders;      /* chunks whose copy the record is; the pool's lock, as the next */
+    neap_stack_record *held; /* the record in memory; NULL: it is not. The rest is constant */
+    float error;             /* mean of its rows, in units of neap_klt_use.expected */
+    int32_t first;       /* position of the first row; with n 0 the others follow it one by one */
+    uint32_t n;          /* rows */
     int32_t positions[]; /* [n] that K was turned to */
 } neap_klt_note;
 
@@ -113,8 +115,9 @@ typedef struct neap_unit {
     neap_swap_record *swap;
     neap_memory_copy memory;
     const neap_codec *coded; /* how the record's KV bytes are coded; NULL: raw, read in place */
-    neap_klt_note *klt; /* klt coded the record, on storage (coded is NULL); NULL: it did not */
-    bool keeps_codec;   /* a lossy codec has rounded its cells: no other may after it */
+    neap_klt_note *klt;      /* klt coded the record (coded is NULL); NULL: it did not */
+    bool keeps_codec;        /* a lossy codec has rounded its cells: no other may after it */
+    bool klt_refused;        /* klt's error was over the limit; until it is written to */
 
     neap_weight_part *parts;
     size_t n_parts;
@@ -122,7 +125,8 @@ typedef struct neap_unit {
 
     neap_kv *kv;
     uint32_t stream, chunk;
-    uint32_t used; /* one past the highest cell in use, counted from the unit's first */
+    uint32_t used;       /* one past the highest cell in use, counted from the unit's first */
+    uint64_t written_at; /* what kv->written of its stream was when it was last written to */
 } neap_unit;
 
 typedef struct neap_pool_counters {
@@ -143,7 +147,9 @@ typedef struct neap_pool {
     pthread_cond_t changed; /* some unit left RESTORING, a queue was emptied, a unit was read */
     const neap_codec *codec;
     const neap_codec *storage_codec;  /* NULL: raw where planes are contiguous */
-    bool poison;                      /* constant, as the two above */
+    bool poison;                      /* constant, as the two above and the next */
+    bool holds_coded;                 /* chunks by klt stay in memory as it coded them */
+    atomic_bool code_due, drop_due;   /* with it: there may be chunks to be coded, to be dropped */
     struct neap_klt_open *klt_models; /* open ones, the current one first */
     neap_swapfile *swapfile;          /* these two lock themselves */
     neap_stack *stack;
@@ -163,7 +169,7 @@ typedef struct neap_pool {
 
 typedef struct neap_pool_options {
     const neap_codec *codec;
-    bool clean_storage, poison;
+    bool clean_storage, poison, holds_coded;
     const char *swap_dir;
     uint64_t swap_limit_bytes;
 } neap_pool_options;
@@ -255,6 +261,36 @@ int neap_pool_evict(neap_pool *pool, neap_unit *unit, neap_action action, neap_w
  * many are to be evicted: the chunk alone when it need not be coded any more. */
 size_t neap_pool_code_together(neap_pool *pool, neap_unit *unit, neap_worker *worker,
                                neap_unit *ret_units[NEAP_KLT_LAYERS]);
+
+/* ---- chunks held as klt coded them (holds_coded) ---- */
+
+/* Whether the chunk is away and klt coded it: it can be read from its record. [L] */
+static inline bool neap_unit_is_coded(const neap_unit *unit) {
+    return unit->kv && unit->kv->pool->holds_coded && unit->klt &&
+           neap_unit_state_of(unit) == NEAP_UNIT_EVICTED;
+}
+/* The record in memory of a chunk that klt coded; NULL: it is not there. [L], or within a use that
+ * has fetched it */
+const void *neap_klt_held(const neap_unit *unit, size_t *ret_len);
+uint64_t neap_klt_held_bytes(const neap_unit *unit); /* its part of it [L] */
+/* Of the chunks that share the unit's record, those away, the last: it moves the record. [L] */
+const neap_unit *neap_klt_mover(const neap_pool *pool, const neap_unit *unit);
+/* The RESIDENT chunks that are to be held so: those that klt has coded; and of those that it is to
+ * code together one, when none was written to while so many other cells of their stream were. At
+ * most cap of them; their number. [L] */
+size_t neap_pool_to_hold(neap_pool *pool, uint32_t cells, neap_unit **ret_units, size_t cap);
+/* RESIDENT -> EVICTED: codes it, and those that go with it, into memory, or, where klt's record is
+ * there already, only drops its pages. Nothing may use them. Not done (resident as before):
+ * NEAP_E_BOUND (klt refuses them, from now on), -ENOMEM, ... */
+int neap_pool_hold(neap_pool *pool, neap_unit *unit, neap_worker *worker);
+/* Brings a coded unit's record from storage into memory. Lets go of the lock meanwhile. Fails: as a
+ * restore, and with the same states. [L] */
+int neap_pool_fetch(neap_pool *pool, neap_unit *unit);
+/* Decodes rows [first, first + n) of a coded unit whose record is in memory: row first of a plane
+ * goes to rows[plane], the others follow. Nothing may write to the unit meanwhile. Without the
+ * lock. Fails: NEAP_E_CORRUPT, NEAP_E_BOUND. scratch: neap_klt_scratch_bytes(), aligned to 64. */
+int neap_klt_read_unit(const neap_unit *unit, uint32_t first, uint32_t n, void *const rows[2],
+                       void *scratch);
 
 /* KV chunks as they were, in a buffer of their writer's, on their way to the swap file: one, or
  * those that klt codes together. */

@@ -98,5 +98,16 @@ int neap_klt_load(neap_pool *pool, neap_unit *const *units, const neap_codec_chu
 void neap_klt_disown(neap_pool *pool, const neap_unit *unit);
 /* Whether the note counts those that hold it. [L] */
 bool neap_klt_is_counted(const neap_pool *pool, const neap_unit *unit);
+/* Codes chunks that klt codes together (neap_klt_members) into memory; they hold the record then,
+ * and are still resident. Fails: NEAP_E_BOUND (klt refuses them), -ENOMEM. */
+int neap_kv_units_hold(neap_pool *pool, neap_unit *const *units, size_t n, neap_worker *worker);
+/* Reads the unit's record from storage into memory. Without the lock. */
+int neap_klt_fetch(neap_pool *pool, neap_unit *unit);
+/* Writes the record, which is in memory, to storage, unless it is there, and drops it; *ret_bytes
+ * is its size. Of those that share it one at a time. Without the lock. */
+int neap_klt_store(neap_pool *pool, neap_unit *unit, uint64_t *ret_bytes);
+void neap_klt_forget(neap_pool *pool, neap_klt_note *note); /* takes NULL [L] */
+/* Whether klt could code the chunk when it goes with others: its cells are all in use. */
+bool neap_klt_is_whole(const neap_unit *unit);
 void neap_klt_close_models(neap_pool *pool);
 #endif

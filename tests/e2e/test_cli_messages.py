@@ -87,7 +87,7 @@ def usage():
     expect([], 2, "which command?")
     expect(["frobnicate"], 2, "neap: frobnicate: unknown command (see neap --help)")
     for later in (["top"], ["bench", "fidelity"],
-                  ["run", "--attn", "vulkan"], ["run", "--kv", "klt:8"],
+                  ["run", "--attn", "vulkan"], ["run", "--kv", "lowram:8"],
                   ["serve", "--encrypt", "on"], ["serve", "--session", "a"]):
         expect(later, 2, "not in this version")
     expect(["train"], 2, "which model?")

@@ -3,11 +3,10 @@
 answers, a second cycle changes no byte, the answer agrees with the resident one token by token;
 slot files and context shifts work; without the file q8 does the work, and that is said."""
 
-import json
 import os
-import subprocess
 
 import support as s
+from klt_training import next_tokens, train
 
 CONTEXT = 1300  # words, 1.2 tokens each
 N_PREDICT = 16
@@ -16,28 +15,6 @@ N_PREDICT = 16
 def read(path):
     with open(path, "rb") as file:
         return file.read()
-
-
-def train(cache, model):
-    """A small, quick training; the folder that its files are in."""
-    texts = os.path.join(s.ROOT, "share", "calibration")
-    text = os.path.join(cache, "text.txt")
-    with open(text, "w", encoding="utf-8") as out:
-        for name in ("01-devils-dictionary-en.txt", "07-own-documents.txt"):
-            with open(os.path.join(texts, name), encoding="utf-8") as part:
-                out.write(part.read()[:9000])
-    done = subprocess.run([s.NEAP, "train", "--json", "--profile", "head", "--ratio", "4", model,
-                           text], env=dict(os.environ, XDG_CACHE_HOME=cache), check=False,
-                          capture_output=True, text=True, timeout=s.REQUEST_LIMIT_S)
-    s.check(done.returncode == 0, f"neap train: exit {done.returncode}\n{done.stderr}")
-    path = json.loads(done.stdout)["files"][0]["path"]
-    s.check(path.startswith(cache) and os.path.getsize(path) > 0, f"{path} is not there")
-    return path
-
-
-def next_tokens(server, prompt, forced):
-    """The most likely token after the prompt and each beginning of the forced tokens."""
-    return [server.tokens(prompt + forced[:i], 1)[0] for i in range(len(forced))]
 
 
 def cycles(work, cache, codec):
@@ -131,7 +108,7 @@ def body(work):
     os.mkdir(cache)
     os.mkdir(empty)
     without(work, empty, "klt", ["q8 instead", "neap train", os.path.basename(model)])
-    path = train(cache, model)
+    path = train(cache, model, "head", 4)
     for codec in ("klt", "klt:4"):
         cycles(work, cache, codec)
     higher(work, cache)

@@ -3,11 +3,10 @@
 --codec klt and klt:8 take it; a context evicted at once, or little by little, comes back the same
 from the second time on, and answers; a shift of the context."""
 
-import json
 import os
-import subprocess
 
 import support as s
+from klt_training import next_tokens, train
 
 CONTEXT = 1300  # words, 1.2 tokens each
 N_PREDICT = 16
@@ -16,29 +15,6 @@ N_PREDICT = 16
 def read(path):
     with open(path, "rb") as file:
         return file.read()
-
-
-def train(cache, model):
-    """A small, quick training."""
-    texts = os.path.join(s.ROOT, "share", "calibration")
-    text = os.path.join(cache, "text.txt")
-    with open(text, "w", encoding="utf-8") as out:
-        for name in ("01-devils-dictionary-en.txt", "07-own-documents.txt"):
-            with open(os.path.join(texts, name), encoding="utf-8") as part:
-                out.write(part.read()[:7000])
-        out.write(s.prose(30, 900))
-    done = subprocess.run([s.NEAP, "train", "--json", "--profile", "joint", model, text],
-                          env=dict(os.environ, XDG_CACHE_HOME=cache), check=False,
-                          capture_output=True, text=True, timeout=s.REQUEST_LIMIT_S)
-    s.check(done.returncode == 0, f"neap train: exit {done.returncode}\n{done.stderr}")
-    made = json.loads(done.stdout)["files"][0]
-    s.check(made["path"].endswith("klt-joint-8.bin") and os.path.getsize(made["path"]) > 0,
-            f"{made}")
-
-
-def next_tokens(server, prompt, forced):
-    """The most likely token after the prompt and each beginning of the forced tokens."""
-    return [server.tokens(prompt + forced[:i], 1)[0] for i in range(len(forced))]
 
 
 def cycles(work, cache, codec):
@@ -109,7 +85,7 @@ def body(work):
     model = s.model_path(s.SMOLLM2)
     cache = os.path.join(work, "cache")
     os.mkdir(cache)
-    train(cache, model)
+    train(cache, model, "joint", 8, more=s.prose(30, 900))
     cycles(work, cache, "klt:8")
     little_by_little(work, cache)
     shifts(work, cache)

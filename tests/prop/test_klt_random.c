@@ -2,6 +2,7 @@
  * as near as the quantisers say; exact rows are exact; nothing outside the rows is touched, nor
  * planes that are not wanted. */
 #include "klt_problem.h"
+#include "neap.h"
 
 static klt_shape random_shape(void) {
     static const uint32_t dims[] = {16, 64, 32, 80, 128, 24};
@@ -157,6 +158,57 @@ static void decode_some(const klt_problem *p, const neap_klt_model *model, const
     klt_chunk_free(p, &blank);
 }
 
+/* Every byte of the planes: of rows and heads of the part as in whole, else as they were. */
+static bool part_holds(const klt_problem *p, const neap_klt_chunk *whole, const neap_klt_chunk *is,
+                       const neap_klt_part *part, uint8_t canary) {
+    for (uint32_t i = 0; i < 2 * p->shape.n_layers; i++) {
+        const bool is_v = i >= p->shape.n_layers;
+        const uint32_t l = i % p->shape.n_layers;
+        const neap_klt_plane *a = is_v ? &whole->v[l] : &whole->k[l],
+                             *b = is_v ? &is->v[l] : &is->k[l];
+        const size_t row = klt_row_bytes(&p->shape, is_v), head = row / p->shape.n_heads,
+                     n = (whole->n_rows - 1) * a->row_stride + row;
+        for (size_t at = 0; at < n; at++) {
+            const size_t r = at / a->row_stride, inside = at % a->row_stride;
+            const bool wanted = r < part->n_rows && inside < row &&
+                                inside / head - part->first_head < part->n_heads;
+            const uint8_t *was = (const uint8_t *)a->data + part->first_row * a->row_stride;
+            if (((const uint8_t *)b->data)[at] != (wanted ? was[at] : canary)) return false;
+        }
+    }
+    return true;
+}
+
+/* Parts of a chunk that decodes to whole; other: room. */
+static void check_parts(const klt_problem *p, const neap_klt_model *model, const uint8_t *coded,
+                        size_t len, const neap_klt_chunk *whole, const neap_klt_chunk *other,
+                        void *scratch) {
+    for (int i = 0; i < 4; i++) {
+        neap_klt_part part = {.first_row = klt_next(whole->n_rows),
+                              .first_head = klt_next(p->shape.n_heads)};
+        part.n_rows = 1 + klt_next(whole->n_rows - part.first_row);
+        part.n_heads = 1 + klt_next(p->shape.n_heads - part.first_head);
+        const neap_klt_kernel *kernel;
+        for (size_t k = 0; (kernel = neap_klt_kernel_at(k)) != NULL; k++) {
+            for (uint32_t l = 0; l < p->shape.n_layers; l++) {
+                memset(other->k[l].data, 0xa5,
+                       (whole->n_rows - 1) * other->k[l].row_stride +
+                           klt_row_bytes(&p->shape, false));
+                memset(other->v[l].data, 0xa5,
+                       (whole->n_rows - 1) * other->v[l].row_stride +
+                           klt_row_bytes(&p->shape, true));
+            }
+            CHECK(neap_klt_decode_part_with(kernel, model, coded, len, other, &part, scratch) == 0);
+            CHECK(part_holds(p, whole, other, &part, 0xa5));
+        }
+    }
+    const neap_klt_part beyond[] = {
+        {0, whole->n_rows + 1, 0, 1}, {whole->n_rows, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 0, 0},
+        {0, 1, p->shape.n_heads, 1},  {1, UINT32_MAX, 0, 1}};
+    for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++)
+        CHECK(neap_klt_decode_part(model, coded, len, other, &beyond[i], scratch) == NEAP_E_BOUND);
+}
+
 static void run(uint64_t seed) {
     klt_problem p;
     neap_klt_chunk was, is, other;
@@ -192,6 +244,7 @@ static void run(uint64_t seed) {
     }
     for (int i = 0; i < 3; i++)
         decode_some(&p, model, coded, len, &is, &other, scratch);
+    check_parts(&p, model, coded, len, &is, &other, scratch);
     for (uint32_t r = 0; r < n_rows; r++)
         CHECK(!exact[r] || row_equal(&p, &was, &is, r));
     if (!errors_hold(&p, &was, &is, exact, said)) {
