@@ -24,3 +24,7 @@ int neap_thread_create(pthread_t *ret_thread, void *(*main)(void *ctx), void *ct
 void neap_thread_lower(void) {
     (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &(struct sched_param){0});
 }
+
+void neap_thread_yield(void) {
+    sched_yield();
+}

@@ -11,4 +11,6 @@ int neap_thread_create(pthread_t *ret_thread, void *(*main)(void *ctx), void *ct
                        const char *name);
 /* The calling thread takes the processor from no other that runs, and keeps its share of it. */
 void neap_thread_lower(void);
+/* Lets others run, while waiting for what another thread is about to do. */
+void neap_thread_yield(void);
 #endif
