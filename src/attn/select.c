@@ -738,12 +738,12 @@ bool neap_select_applies(const neap_select *s, const neap_attn_shape *whole) {
     return true;
 }
 
-static uint32_t shape_cells(const neap_select *s, const neap_attn_shape *whole) {
+uint32_t neap_select_shape_cells(const neap_select *s, const neap_attn_shape *whole) {
     return buffer_cells(&s->config) + whole->n_cells - neap_select_cells(s);
 }
 
 size_t neap_select_shape_bytes(const neap_select *s, const neap_attn_shape *whole) {
-    const size_t n_cells = shape_cells(s, whole);
+    const size_t n_cells = neap_select_shape_cells(s, whole);
     const size_t n_chunks = (n_cells + NEAP_ATTN_CHUNK_CELLS - 1) / NEAP_ATTN_CHUNK_CELLS;
     return 2 * aligned(n_chunks * sizeof(void *)) + whole->n_tokens * aligned(2 * n_cells);
 }
@@ -788,7 +788,7 @@ static const void **list_chunks(const neap_select *s, const uint16_t *kept,
 
 void neap_select_shape(const neap_select *s, const neap_attn_shape *whole, void *memory,
                        neap_attn_shape *ret_shape) {
-    const uint32_t n_cells = shape_cells(s, whole);
+    const uint32_t n_cells = neap_select_shape_cells(s, whole);
     const size_t list_bytes = aligned(ceil_div(n_cells, NEAP_ATTN_CHUNK_CELLS) * sizeof(void *));
     const size_t row_bytes = aligned(2 * (size_t)n_cells);
     char *masks = (char *)memory + 2 * list_bytes;

@@ -102,4 +102,5 @@ size_t neap_select_shape_bytes(const neap_select *select, const neap_attn_shape 
 void neap_select_shape(const neap_select *select, const neap_attn_shape *whole, void *memory,
                        neap_attn_shape *ret_shape);
 uint32_t neap_select_kept_chunks(const neap_select *select);
+uint32_t neap_select_shape_cells(const neap_select *select, const neap_attn_shape *whole);
 #endif
