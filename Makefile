@@ -54,7 +54,7 @@ test-all:
 	@NEAP_TEST_ALL=1 tools/run-tests
 
 bench: setup build
-	@for name in parity attn ttft evict codec values fidelity multitask; do build/bin/neap bench $$name --quick || exit 1; done
+	@for name in parity attn decode ttft evict codec values fidelity multitask; do build/bin/neap bench $$name --quick || exit 1; done
 
 fuzz:
 	@tools/setup --dev

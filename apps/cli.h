@@ -38,6 +38,7 @@ int neap_bench_parity(int argc, char **argv);
 int neap_bench_ttft(int argc, char **argv);
 int neap_bench_evict(int argc, char **argv);
 int neap_bench_attn(int argc, char **argv);
+int neap_bench_decode(int argc, char **argv);
 int neap_bench_codec(int argc, char **argv);
 int neap_bench_values(int argc, char **argv);
 int neap_bench_fidelity(int argc, char **argv);

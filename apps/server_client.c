@@ -99,13 +99,15 @@ static void become_server(const neap_server_options *options, const neap_server 
     set_or_leave("NEAP_CODEC", options->codec);
     set_or_leave("NEAP_POLICY", options->policy);
     set_or_leave("NEAP_ATTN", options->attn);
+    set_or_leave("NEAP_KV", options->kv);
     set_or_leave("NEAP_PRESSURE", options->pressure);
 
-    char program[NEAP_PATH_MAX], port[16], n_ctx[16], threads[16];
+    char program[NEAP_PATH_MAX], port[16], n_ctx[16], threads[16], slots[16];
     neap_path_program("llama-server", program);
     snprintf(port, sizeof port, "%u", server->port);
     snprintf(n_ctx, sizeof n_ctx, "%u", options->n_ctx);
     snprintf(threads, sizeof threads, "%d", options->threads);
+    snprintf(slots, sizeof slots, "%u", options->n_slots ? options->n_slots : 1);
     const char *argv[32] = {program,
                             "-m",
                             options->model_path,
@@ -116,7 +118,7 @@ static void become_server(const neap_server_options *options, const neap_server 
                             "-c",
                             n_ctx,
                             "-np",
-                            "1",
+                            slots,
                             "-fa",
                             "on",
                             "--cache-ram",
@@ -128,6 +130,12 @@ static void become_server(const neap_server_options *options, const neap_server 
     if (options->threads) {
         argv[n++] = "-t";
         argv[n++] = threads;
+    }
+    if (options->cache_type) {
+        argv[n++] = "-ctk";
+        argv[n++] = options->cache_type;
+        argv[n++] = "-ctv";
+        argv[n++] = options->cache_type;
     }
     if (options->slot_dir) {
         argv[n++] = "--slot-save-path";
@@ -432,15 +440,19 @@ int neap_server_chat_prompt(neap_server *server, const char *system, const char 
     return 0;
 }
 
+static json_t *ids_json(const neap_tokens *tokens) {
+    json_t *ids = json_array();
+    for (size_t i = 0; i < tokens->n; i++)
+        json_array_append_new(ids, json_integer(tokens->ids[i]));
+    return ids;
+}
+
 int neap_server_complete(neap_server *server, const neap_tokens *prompt, unsigned n_predict,
                          bool exactly, neap_answer *ret_answer) {
-    json_t *ids = json_array();
-    for (size_t i = 0; i < prompt->n; i++)
-        json_array_append_new(ids, json_integer(prompt->ids[i]));
     json_t *body =
-        json_pack("{s:o, s:i, s:b, s:b, s:i, s:f, s:i, s:b, s:b}", "prompt", ids, "n_predict",
-                  (int)n_predict, "stream", 1, "cache_prompt", 1, "id_slot", 0, "temperature", 0.0,
-                  "top_k", 1, "return_tokens", 1, "ignore_eos", exactly);
+        json_pack("{s:o, s:i, s:b, s:b, s:i, s:f, s:i, s:b, s:b}", "prompt", ids_json(prompt),
+                  "n_predict", (int)n_predict, "stream", 1, "cache_prompt", 1, "id_slot", 0,
+                  "temperature", 0.0, "top_k", 1, "return_tokens", 1, "ignore_eos", exactly);
     char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
     json_decref(body);
     if (!text) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
@@ -480,6 +492,46 @@ int neap_server_agreement(neap_server *server, const neap_tokens *prompt, const 
     return status;
 }
 
+/* Tokens per second of the slots of a reply, from the first token on. */
+static int speed_of(const json_t *slots, unsigned n, double *ret_tps) {
+    double tokens = 0, ms = 0;
+    for (unsigned i = 0; i < n; i++) {
+        const json_t *timings = json_object_get(json_array_get(slots, i), "timings");
+        const double took = json_number_value(json_object_get(timings, "predicted_ms"));
+        const double count = json_number_value(json_object_get(timings, "predicted_n"));
+        const uint64_t computed = neap_instance_count(timings, NULL, "prompt_n");
+        if (!(took > 0) || !(count > 1))
+            return neap_cli_error(NEAP_EXIT_FAILED, NULL,
+                                  "llama-server /completion: no timings of slot %u", i);
+        if (computed > 1)
+            return neap_cli_error(NEAP_EXIT_FAILED, NULL,
+                                  "the context was not reused: %llu tokens computed instead of 1",
+                                  (unsigned long long)computed);
+        tokens += count - 1;
+        ms = took > ms ? took : ms;
+    }
+    *ret_tps = tokens / ms * 1000;
+    return 0;
+}
+
+int neap_server_decode_speed(neap_server *server, const neap_tokens *prompt, unsigned n,
+                             unsigned n_predict, double *ret_tps) {
+    json_t *prompts = json_array(), *reply = NULL;
+    for (unsigned i = 0; i < n; i++)
+        json_array_append_new(prompts, ids_json(prompt));
+    const int status = ask(server, "/completion",
+                           json_pack("{s:o, s:i, s:b, s:f, s:i, s:b}", "prompt", prompts,
+                                     "n_predict", (int)n_predict, "cache_prompt", 1, "temperature",
+                                     0.0, "top_k", 1, "ignore_eos", 1),
+                           &reply);
+    if (status) return status;
+    if (json_is_object(reply)) /* of one prompt */
+        reply = json_pack("[o]", reply);
+    const int bad = speed_of(reply, n, ret_tps);
+    json_decref(reply);
+    return bad;
+}
+
 int neap_server_slot_save(neap_server *server, const char *name) {
     json_t *reply = NULL;
     const int status =
@@ -489,12 +541,18 @@ int neap_server_slot_save(neap_server *server, const char *name) {
 }
 
 int neap_server_slot_load(neap_server *server, const char *name, bool *ret_loaded) {
+    return neap_server_slot_load_into(server, 0, name, ret_loaded);
+}
+
+int neap_server_slot_load_into(neap_server *server, unsigned slot, const char *name,
+                               bool *ret_loaded) {
     json_t *body = json_pack("{s:s}", "filename", name);
-    char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
+    char path[48], *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
     json_decref(body);
     if (!text) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
     response r = {0};
-    *ret_loaded = request(server, "/slots/0?action=restore", text, true, &r) == 0;
+    snprintf(path, sizeof path, "/slots/%u?action=restore", slot);
+    *ret_loaded = request(server, path, text, true, &r) == 0;
     free(text);
     free(r.bytes);
     return 0;

@@ -25,6 +25,9 @@ typedef struct neap_server_options {
     const char *attn;               /* the same */
     const char *slot_dir;           /* folder of saved slots; NULL: none are saved */
     bool stock;                     /* without the backend */
+    unsigned n_slots;               /* 0: one; n_ctx is that of all */
+    const char *cache_type;         /* of K and V, as q8_0; NULL: f16 */
+    const char *kv;                 /* NEAP_KV; NULL: as in the environment */
     const neap_memory_group *group; /* it runs in; NULL: that of this process */
 } neap_server_options;
 
@@ -42,7 +45,7 @@ typedef struct neap_answer {
     uint64_t prompt_n, cache_n; /* prompt tokens computed, and taken from the cache */
 } neap_answer;
 
-/* Starts llama-server, one slot, and waits until it answers. It ends with this process. */
+/* Starts llama-server and waits until it answers. It ends with this process. */
 int neap_server_start(const neap_server_options *options, neap_server **ret_server);
 void neap_server_stop(neap_server *server); /* takes NULL */
 int neap_server_pid(const neap_server *server);
@@ -63,9 +66,16 @@ int neap_server_complete(neap_server *server, const neap_tokens *prompt, unsigne
  * count as different. */
 int neap_server_agreement(neap_server *server, const neap_tokens *prompt, const int32_t *answer,
                           size_t n, size_t *ret_same);
+/* The same prompt in n slots at once, its cached prefix reused, n_predict (at least 2) tokens in
+ * each: tokens per second of all together, from each one's first token on. Fails also when a slot
+ * computed more of the prompt than its last token. */
+int neap_server_decode_speed(neap_server *server, const neap_tokens *prompt, unsigned n,
+                             unsigned n_predict, double *ret_tps);
 void neap_answer_free(neap_answer *answer);
 void neap_tokens_free(neap_tokens *tokens);
 /* Slot 0 to and from a file of slot_dir. load: false when there is none, or it is unusable. */
 int neap_server_slot_save(neap_server *server, const char *name);
 int neap_server_slot_load(neap_server *server, const char *name, bool *ret_loaded);
+int neap_server_slot_load_into(neap_server *server, unsigned slot, const char *name,
+                               bool *ret_loaded);
 #endif

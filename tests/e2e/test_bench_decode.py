@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""neap bench decode, whole but tiny: rows of every method for one sequence and two, bytes of the
+caches, plot; a context is read once and used again. No figure decides."""
+
+import json
+import os
+import subprocess
+import xml.etree.ElementTree
+
+import support as s
+
+CONTEXT = 320
+METHODS = ["f16-neap", "q4_0-neap", "f16", "q4_0"]
+# K and V of SmolLM2: 30 layers, 3 heads of 64, f16.
+F16_BYTES = CONTEXT * 30 * 2 * 3 * 64 * 2
+
+
+def bench(env, *args, status=0):
+    done = subprocess.run([s.NEAP, "bench", "decode", *args], env=env, stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=500, check=False)
+    s.check(done.returncode == status,
+            f"bench decode {args}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+    return done
+
+
+def check_row(row, reps):
+    s.check_equal(row["reps"], reps, row)
+    s.check(0 < row["tps_range"]["min"] <= row["tps"] <= row["tps_range"]["max"], row)
+    if row["method"] == "f16":
+        s.check_equal(row["ratio_to_f16"], 1, row)
+    s.check(row["ratio_to_f16"] > 0 and row["ratio_to_neap"] > 0, row)
+    s.check_equal(row["program"], "neap" if row["method"].endswith("-neap") else "llama.cpp", row)
+    bits = {"f16": 16, "q8_0": 8.5, "q4_0": 4.5}[row["method"].split("-")[0]]
+    share = row["kv_bytes"] / (F16_BYTES * row["batch"] * bits / 16)
+    s.check(1 <= share < 1.2, f"{share} of the bytes: {row}")  # of neap with what was generated
+
+
+def body(work):
+    cache = os.path.join(work, "cache")
+    os.makedirs(os.path.join(cache, "neap"))
+    os.symlink(s.MODELS, os.path.join(cache, "neap", "models"))
+    env = dict(os.environ, XDG_CACHE_HOME=cache, XDG_RUNTIME_DIR=s.runtime_dir(work),
+               NEAP_PROFILE="off")
+    common = ["--model", s.SMOLLM2, "--context", str(CONTEXT), "--threads", "2", "--json"]
+    plot = os.path.join(work, "plot.svg")
+    done = bench(env, *common, "--method", ",".join(METHODS), "--reps", "2", "--batch", "1,2",
+                 "--plot", plot)
+    rows = json.loads(done.stdout)["rows"]
+    s.check_equal([(r["batch"], r["method"]) for r in rows],
+                  [(batch, method) for batch in (1, 2) for method in METHODS], "rows")
+    for row in rows:
+        check_row(row, 2)
+    texts = [t.text for t in xml.etree.ElementTree.parse(plot).getroot().iter(
+        "{http://www.w3.org/2000/svg}text")]
+    for text in (*METHODS, "batch 1", "batch 2", f"context of {CONTEXT} tokens"):
+        s.check(text in texts, f"{text} is not in the plot")
+
+    folder = os.path.join(cache, "neap", "bench")
+    files = {name: os.stat(os.path.join(folder, name)).st_mtime_ns for name in os.listdir(folder)}
+    s.check_equal(len(files), 2, f"a file for each type: {files}")
+    done = bench(env, *common, "--reps", "1", "--method", "q4_0,f16-neap")
+    rows = json.loads(done.stdout)["rows"]
+    s.check_equal([r["method"] for r in rows], ["f16-neap", "q4_0"], "methods asked for")
+    s.check(all(r["ratio_to_f16"] is None and r["ratio_to_neap"] > 0 for r in rows), rows)
+    s.check_equal({name: os.stat(os.path.join(folder, name)).st_mtime_ns
+                   for name in os.listdir(folder)}, files, "files of the second run")
+
+    for args in (["--context", "8"], ["--batch", "1,"], ["--method", "f32"], ["--method", ""]):
+        done = bench(env, *args, status=2)
+        s.check(done.stdout == "" and done.stderr.startswith("neap: "), done.stderr)
+    done = bench(env, "--plot", "/nowhere/x.svg", status=1)
+    s.check("/nowhere/x.svg" in done.stderr, done.stderr)
+
+
+s.main(body)
