@@ -13,6 +13,7 @@
 #include "bench.h"
 #include "bytes.h"
 #include "geometry.h"
+#include "klt_file.h"
 #include "plot.h"
 #include "proc.h"
 #include "server_client.h"
@@ -28,17 +29,22 @@ enum { LIST_MAX = 8, GRIDS_MAX = LIST_MAX * LIST_MAX };
 
 typedef struct method {
     const char *name, *type; /* of the cache */
-    bool stock;
-    unsigned bits_of_32; /* of 32 elements of the cache */
+    bool stock, is_klt, selects;
+    unsigned bits_of_32; /* of 32 elements of the cache as it is filled */
 } method;
 
 /* Those of a type that neap computes first: they read the context fastest. */
 static const method methods[] = {
-    {"f16-neap", "f16", false, 512},   {"q8_0-neap", "q8_0", false, 272},
-    {"q4_0-neap", "q4_0", false, 144}, {"f16", "f16", true, 512},
-    {"q8_0", "q8_0", true, 272},       {"q4_0", "q4_0", true, 144},
+    {"f16-neap", "f16", .bits_of_32 = 512},
+    {"q8_0-neap", "q8_0", .bits_of_32 = 272},
+    {"q4_0-neap", "q4_0", .bits_of_32 = 144},
+    {"klt", "f16", .is_klt = true, .bits_of_32 = 512},
+    {"klt-sr", "f16", .is_klt = true, .selects = true, .bits_of_32 = 512},
+    {"f16", "f16", .stock = true, .bits_of_32 = 512},
+    {"q8_0", "q8_0", .stock = true, .bits_of_32 = 272},
+    {"q4_0", "q4_0", .stock = true, .bits_of_32 = 144},
 };
-enum { N_METHODS = sizeof methods / sizeof *methods, OURS_F16 = 0, STOCK_F16 = 3 };
+enum { N_METHODS = sizeof methods / sizeof *methods, OURS_F16 = 0, STOCK_F16 = 5 };
 
 /* One context and batch. */
 typedef struct grid {
@@ -46,6 +52,7 @@ typedef struct grid {
     neap_server *servers[N_METHODS];
     double tps[N_METHODS][NEAP_BENCH_REPS_MAX];
     uint64_t kv_bytes[N_METHODS];
+    char kv[N_METHODS][32]; /* what the cache is */
     size_t n;
 } grid;
 
@@ -54,7 +61,8 @@ typedef struct bench {
     const char *plot_path;
     long contexts[LIST_MAX], batches[LIST_MAX];
     size_t n_contexts, n_batches, reps;
-    bool wanted[N_METHODS];
+    bool wanted[N_METHODS], asked;                   /* methods; by name */
+    char klt[32], select[16];                        /* NEAP_KV, NEAP_KV_SELECT */
     char path[NEAP_PATH_MAX], folder[NEAP_PATH_MAX]; /* the model; of slot files, with a slash */
     uint64_t weight_bytes, kv_token_bytes;           /* f16 */
     neap_tokens text;                                /* of the longest context, and one token */
@@ -125,6 +133,27 @@ static int check_room(const bench *b, const grid *g) {
                           g->context, g->batch, neap_cli_size(need), neap_cli_size(available));
 }
 
+/* klt is left out, unless it was asked for by name, where its caches are f16. */
+static int name_cache(bench *b, grid *g, size_t m) {
+    json_t *stat = NULL;
+    snprintf(g->kv[m], sizeof g->kv[m], "%s", methods[m].type);
+    if (!methods[m].is_klt) return 0;
+    const int err = neap_instance_stat(neap_server_pid(g->servers[m]), &stat);
+    if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "neap stat: %s", neap_strerror(err));
+    int status = 0;
+    snprintf(g->kv[m], sizeof g->kv[m], "%s", neap_instance_text(stat, "kv"));
+    if (strncmp(g->kv[m], "klt", 3) != 0 && b->asked)
+        status = neap_cli_error(NEAP_EXIT_FAILED, "neap train MODEL", "%s: %s", methods[m].name,
+                                neap_instance_text(stat, "codec_note"));
+    else if (strncmp(g->kv[m], "klt", 3) != 0) {
+        neap_cli_warn("%s is left out: %s", methods[m].name,
+                      neap_instance_text(stat, "codec_note"));
+        b->wanted[m] = false;
+    }
+    json_decref(stat);
+    return status;
+}
+
 static int start(bench *b, grid *g, size_t m) {
     const neap_server_options options = {.model_path = b->path,
                                          .n_ctx = (uint32_t)((g->context + MORE_CELLS) * g->batch),
@@ -132,10 +161,14 @@ static int start(bench *b, grid *g, size_t m) {
                                          .n_slots = (unsigned)g->batch,
                                          .cache_type = methods[m].type,
                                          .attn = methods[m].stock ? NULL : "neap",
+                                         .kv = methods[m].is_klt ? b->klt : "f16",
+                                         .kv_select = methods[m].selects ? b->select : "off",
                                          .stock = methods[m].stock,
                                          .slot_dir = b->folder};
     int status = neap_server_start(&options, &g->servers[m]);
-    if (!status && !b->text.ids) status = read_text(b, g->servers[m]);
+    if (!status) status = name_cache(b, g, m);
+    if (status || !b->wanted[m]) return status;
+    if (!b->text.ids) status = read_text(b, g->servers[m]);
     return status ? status : fill(b, g, &methods[m], g->servers[m]);
 }
 
@@ -332,10 +365,13 @@ static const neap_command command = {
     "  --context LIST   tokens of the context, as in 8192,32768 (default 32768; 4096 with "
     "--quick)\n"
     "  --batch LIST     sequences at once, as in 1,2,4 (default 1); each holds the context\n"
-    "  --method LIST    of f16,q8_0,q4_0 (llama.cpp), f16-neap,q8_0-neap,q4_0-neap (default: all)\n"
+    "  --method LIST    of f16,q8_0,q4_0 (llama.cpp), f16-neap,q8_0-neap,q4_0-neap,klt,klt-sr\n"
+    "                   (default: all that can be had)\n"
+    "  --ratio R        of klt (default: as of --kv klt)\n"
+    "  --select N       tokens that klt-sr chooses (default 2048)\n"
     "  --plot FILE      draws tokens per second into an SVG file\n"};
 
-enum { OPT_CONTEXT = NEAP_OPT_BENCH, OPT_BATCH, OPT_METHOD, OPT_PLOT };
+enum { OPT_CONTEXT = NEAP_OPT_BENCH, OPT_BATCH, OPT_METHOD, OPT_RATIO, OPT_SELECT, OPT_PLOT };
 
 /* "1,2,4" */
 static int parse_list(const char *option, const char *value, long min, long max, long *list,
@@ -357,6 +393,7 @@ static int parse_list(const char *option, const char *value, long min, long max,
 
 static int parse_methods(bench *b, const char *value) {
     memset(b->wanted, 0, sizeof b->wanted);
+    b->asked = true;
     for (const char *p = value; *p;) {
         const size_t len = strcspn(p, ",");
         size_t m = 0;
@@ -376,6 +413,9 @@ static int parse_methods(bench *b, const char *value) {
 
 static int take_option(void *ctx, int code, const char *value) {
     bench *b = ctx;
+    long n = 0;
+    double ratio;
+    int status;
     switch (code) {
     case OPT_CONTEXT:
         return parse_list("--context", value, 64, 1 << 20, b->contexts, &b->n_contexts);
@@ -383,6 +423,16 @@ static int take_option(void *ctx, int code, const char *value) {
         return parse_list("--batch", value, 1, 64, b->batches, &b->n_batches);
     case OPT_METHOD:
         return parse_methods(b, value);
+    case OPT_RATIO:
+        snprintf(b->klt, sizeof b->klt, "klt:%.24s", value);
+        return neap_klt_option_parse(b->klt, &ratio)
+                   ? 0
+                   : neap_cli_error(NEAP_EXIT_USAGE, "as in 4 or 6.5", "--ratio %s: not a ratio",
+                                    value);
+    case OPT_SELECT:
+        status = neap_option_number("--select", value, 8, 1 << 24, &n);
+        snprintf(b->select, sizeof b->select, "%ld", n);
+        return status;
     case OPT_PLOT:
         b->plot_path = value;
         return 0;
@@ -405,9 +455,11 @@ int neap_bench_decode(int argc, char **argv) {
                                                  {"context", required_argument, NULL, OPT_CONTEXT},
                                                  {"batch", required_argument, NULL, OPT_BATCH},
                                                  {"method", required_argument, NULL, OPT_METHOD},
+                                                 {"ratio", required_argument, NULL, OPT_RATIO},
+                                                 {"select", required_argument, NULL, OPT_SELECT},
                                                  {"plot", required_argument, NULL, OPT_PLOT},
                                                  {0}};
-    bench b = {0};
+    bench b = {.klt = "klt", .select = "2048"};
     int status;
     memset(b.wanted, 1, sizeof b.wanted);
     if (!neap_bench_parse(&command, long_options, argc, argv, take_option, &b, &status))

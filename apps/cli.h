@@ -96,6 +96,7 @@ enum {
     NEAP_OPT_SESSION,
     NEAP_OPT_ATTN,
     NEAP_OPT_KV,
+    NEAP_OPT_KV_SELECT,
     NEAP_OPT_THREADS,
     NEAP_OPT_PRESSURE,
     NEAP_OPT_BEHIND,
@@ -116,6 +117,7 @@ enum {
         {"session", required_argument, NULL, NEAP_OPT_SESSION},       \
         {"attn", required_argument, NULL, NEAP_OPT_ATTN},             \
         {"kv", required_argument, NULL, NEAP_OPT_KV},                 \
+        {"kv-select", required_argument, NULL, NEAP_OPT_KV_SELECT},   \
         {"write-behind", required_argument, NULL, NEAP_OPT_BEHIND},   \
         {"pressure", required_argument, NULL, NEAP_OPT_PRESSURE}, {   \
         "threads", required_argument, NULL, NEAP_OPT_THREADS          \

@@ -19,6 +19,8 @@ const char neap_common_help[] =
     "                     (on storage, after `neap train MODEL`: a quarter to an eighth)\n"
     "  --kv klt[:RATIO]   decode from KV that is held compressed (after `neap train MODEL`),\n"
     "                     for contexts larger than memory; default: f16\n"
+    "  --kv-select N      of KV held so, generation reads the N tokens that a query asks\n"
+    "                     for most, and not all: faster, an approximation; default: off\n"
     "  --swap-dir DIR     folder of the swap file (default: the cache folder's swap)\n"
     "  --swap-limit SIZE  most bytes in the swap file\n"
     "  --keep SIZE        never evict below this\n"
@@ -133,6 +135,13 @@ static int export_kv(const char *value) {
                           "--kv %s: not in this version", value);
 }
 
+static int export_select(const char *value) {
+    long n = 0;
+    const bool off = strcmp(value, "off") == 0;
+    const int status = off ? 0 : neap_option_number("--kv-select", value, 8, 1 << 24, &n);
+    return status ? status : export("NEAP_KV_SELECT", value);
+}
+
 int neap_option_policy(const char *value) {
     if (neap_policy_find(value)) return export("NEAP_POLICY", value);
     char known[256] = "";
@@ -181,6 +190,8 @@ int neap_option_common(int code, const char *value) {
         return neap_option_attn(value);
     case NEAP_OPT_KV:
         return export_kv(value);
+    case NEAP_OPT_KV_SELECT:
+        return export_select(value);
     case NEAP_OPT_SESSION:
         return neap_cli_error(NEAP_EXIT_USAGE, "leave it out", "--session %s: not in this version",
                               value);
@@ -204,10 +215,15 @@ int neap_option_environment(void) {
         const char *variable;
         int code;
     } known[] = {
-        {"NEAP_CODEC", NEAP_OPT_CODEC},       {"NEAP_KV", NEAP_OPT_KV},
-        {"NEAP_POLICY", NEAP_OPT_POLICY},     {"NEAP_SWAP_LIMIT", NEAP_OPT_SWAP_LIMIT},
-        {"NEAP_KEEP", NEAP_OPT_KEEP},         {"NEAP_ATTN", NEAP_OPT_ATTN},
-        {"NEAP_PRESSURE", NEAP_OPT_PRESSURE}, {"NEAP_WRITE_BEHIND", NEAP_OPT_BEHIND},
+        {"NEAP_CODEC", NEAP_OPT_CODEC},
+        {"NEAP_KV", NEAP_OPT_KV},
+        {"NEAP_KV_SELECT", NEAP_OPT_KV_SELECT},
+        {"NEAP_POLICY", NEAP_OPT_POLICY},
+        {"NEAP_SWAP_LIMIT", NEAP_OPT_SWAP_LIMIT},
+        {"NEAP_KEEP", NEAP_OPT_KEEP},
+        {"NEAP_ATTN", NEAP_OPT_ATTN},
+        {"NEAP_PRESSURE", NEAP_OPT_PRESSURE},
+        {"NEAP_WRITE_BEHIND", NEAP_OPT_BEHIND},
         {"NEAP_THREADS", NEAP_OPT_THREADS},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {

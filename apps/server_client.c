@@ -100,6 +100,7 @@ static void become_server(const neap_server_options *options, const neap_server 
     set_or_leave("NEAP_POLICY", options->policy);
     set_or_leave("NEAP_ATTN", options->attn);
     set_or_leave("NEAP_KV", options->kv);
+    set_or_leave("NEAP_KV_SELECT", options->kv_select);
     set_or_leave("NEAP_PRESSURE", options->pressure);
 
     char program[NEAP_PATH_MAX], port[16], n_ctx[16], threads[16], slots[16];

@@ -27,7 +27,7 @@ typedef struct neap_server_options {
     bool stock;                     /* without the backend */
     unsigned n_slots;               /* 0: one; n_ctx is that of all */
     const char *cache_type;         /* of K and V, as q8_0; NULL: f16 */
-    const char *kv;                 /* NEAP_KV; NULL: as in the environment */
+    const char *kv, *kv_select;     /* NEAP_KV, NEAP_KV_SELECT; NULL: as in the environment */
     const neap_memory_group *group; /* it runs in; NULL: that of this process */
 } neap_server_options;
 

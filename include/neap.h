@@ -233,6 +233,14 @@ NEAP_API size_t neap_kv_read_scratch(const neap_kv *kv);
  * errors of the restore. */
 NEAP_API int neap_kv_read(neap_kv *kv, uint32_t stream, uint32_t chunk, uint32_t first, uint32_t n,
                           void *const rows[2], void *scratch);
+/* The same of one KV head of the rows: bytes of the others are not touched. */
+NEAP_API int neap_kv_read_head(neap_kv *kv, uint32_t stream, uint32_t chunk, uint32_t first,
+                               uint32_t n, uint32_t head, void *const rows[2], void *scratch);
+/* 0: some cell of the chunk is not in use. Else a number that changes whenever it is written to. */
+NEAP_API uint64_t neap_kv_stamp(const neap_kv *kv, uint32_t stream, uint32_t chunk);
+/* Bytes of memory that who reads the cache so keeps for it beside it: they count as its compressed
+ * ones. Replaces what was said before. */
+NEAP_API void neap_kv_set_overhead(neap_kv *kv, uint64_t bytes);
 /* Within a use: brings a coded chunk's record into memory. Fails: as neap_kv_read(). */
 NEAP_API int neap_kv_fetch(neap_kv *kv, uint32_t stream, uint32_t chunk);
 

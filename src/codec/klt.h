@@ -180,6 +180,7 @@ int neap_klt_decode(const neap_klt_model *model, const void *src, size_t len,
  */
 typedef struct neap_klt_part {
     uint32_t first_row, n_rows, first_head, n_heads;
+    bool is_checked; /* an earlier call found the bytes good: they are not looked through again */
 } neap_klt_part;
 /* Decodes only that: the same bytes for less work, which goes with the rows, in whole 64 of them
  * for some of it, and with the heads. chunk is the whole chunk as for neap_klt_decode(), but data

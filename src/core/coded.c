@@ -61,8 +61,34 @@ int neap_kv_fetch(neap_kv *kv, uint32_t stream, uint32_t chunk) {
 
 int neap_kv_read(neap_kv *kv, uint32_t stream, uint32_t chunk, uint32_t first, uint32_t n,
                  void *const rows[2], void *scratch) {
+    const neap_klt_part part = {.first_row = first, .n_rows = n};
     const int err = neap_kv_fetch(kv, stream, chunk);
-    return err ? err : neap_klt_read_unit(unit_of(kv, stream, chunk), first, n, rows, scratch);
+    return err ? err : neap_klt_read_unit(unit_of(kv, stream, chunk), &part, rows, scratch);
+}
+
+int neap_kv_read_head(neap_kv *kv, uint32_t stream, uint32_t chunk, uint32_t first, uint32_t n,
+                      uint32_t head, void *const rows[2], void *scratch) {
+    const neap_klt_part part = {
+        .first_row = first, .n_rows = n, .first_head = head, .n_heads = 1, .is_checked = true};
+    const int err = neap_kv_fetch(kv, stream, chunk);
+    return err ? err : neap_klt_read_unit(unit_of(kv, stream, chunk), &part, rows, scratch);
+}
+
+uint64_t neap_kv_stamp(const neap_kv *kv, uint32_t stream, uint32_t chunk) {
+    const neap_unit *unit = unit_of(kv, stream, chunk);
+    if (!unit || kv->whole_streams) return 0;
+    pthread_mutex_lock(&kv->pool->lock);
+    const neap_unit_state state = neap_unit_state_of(unit);
+    const bool whole = unit->used == NEAP_CHUNK_CELLS && state != NEAP_UNIT_LOST;
+    const uint64_t stamp = whole ? unit->written_at : 0;
+    pthread_mutex_unlock(&kv->pool->lock);
+    return stamp;
+}
+
+void neap_kv_set_overhead(neap_kv *kv, uint64_t bytes) {
+    pthread_mutex_lock(&kv->pool->lock);
+    kv->overhead_bytes = bytes;
+    pthread_mutex_unlock(&kv->pool->lock);
 }
 
 /* ---- coding ---- */

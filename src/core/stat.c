@@ -87,6 +87,7 @@ static void add_region(region_sums *sums, const neap_kv *kv) {
     uint64_t used = 0;
     for (uint32_t stream = 0; stream < kv->layout.n_streams; stream++)
         used += neap_pool_kv_used(kv, stream);
+    sums->kept[i] += kv->overhead_bytes;
     if (n_ctx > c->n_ctx) c->n_ctx = n_ctx;
     if (used > c->tokens) c->tokens = used;
 }
@@ -130,6 +131,8 @@ static void count_bytes(neap_engine *engine, neap_stat *stat) {
     stat->kv_total = t.kv;
     stat->kv_resident = t.kv_resident;
     stat->kv_compressed_memory = t.kv_memory;
+    for (const neap_kv *kv = engine->pool->kvs; kv; kv = kv->next)
+        stat->kv_compressed_memory += kv->overhead_bytes;
     stat->kv_storage = t.kv_storage;
     stat->units_weights = t.n_weights;
     stat->units_weights_evicted = t.n_weights_evicted;

@@ -22,6 +22,7 @@
 #include <string.h>
 
 #include "attn.h"
+#include "selected.h"
 #include "window.h"
 #include "err.h"
 #include "ggml-impl.h"
@@ -40,6 +41,8 @@ typedef struct attended {
     uint32_t first_stream;
     uint8_t *seen; /* [n_streams][n_chunks] 0: the mask hides the chunk; NULL: not known */
     neap_coded coded;
+    bool selects;                 /* reads by selection */
+    neap_selected_node *selected; /* [n_streams] instead of job where it selects */
 } attended;
 
 /* A block of memory that only grows. */
@@ -56,7 +59,8 @@ struct neap_attend {
     size_t n_host;              /* attention nodes of the graph that stay the host's */
     const neap_attend_job *now; /* of the plan at hand */
     arena scratch;              /* one for all: nodes run one after the other */
-    arena lists;                /* chunk pointers, states, seen */
+    arena selecting;            /* the same, for what chooses */
+    arena lists;                /* chunk pointers, states, seen, selected */
     neap_window window;
     uint64_t n_device, n_cpu; /* attentions planned for either; with a device only */
 };
@@ -103,6 +107,7 @@ void neap_attend_free(neap_attend *attend) {
     free(attend->nodes);
     free(attend->attended);
     free(attend->scratch.base);
+    free(attend->selecting.base);
     free(attend->lists.base);
     free(attend);
 }
@@ -255,11 +260,24 @@ static void run_on_device(attended *a) {
     }
 }
 
+/* The streams' attentions are independent: a thread that is done with one goes on to the next. */
+static void run_selected(attended *a, int thread) {
+    const uint32_t n = a->job.shape.n_streams;
+    for (uint32_t i = 0; i < n && (uint32_t)thread < a->job.n_threads; i++) {
+        neap_selected_run(&a->selected[i], thread);
+    }
+    for (uint32_t i = 0; i < n && (uint32_t)thread < a->job.n_threads; i++) {
+        neap_attn_run(&a->selected[i].job, (uint32_t)thread);
+    }
+}
+
 static void run_node(struct ggml_tensor *dst, int thread, int n_threads, void *userdata) {
     (void)dst;
     (void)n_threads;
     attended *a = userdata;
-    if (a->on_device) {
+    if (a->selects) {
+        run_selected(a, thread);
+    } else if (a->on_device) {
         if (thread == 0) {
             run_on_device(a);
         }
@@ -335,6 +353,72 @@ static void plan_coded(neap_attend *attend, const struct ggml_tensor *node, atte
     memset(a->coded.states, 0, n);
 }
 
+/* What the shape asks of one of its streams, seen as the only one. */
+static neap_attn_shape shape_of_stream(const neap_attn_shape *shape, uint32_t stream) {
+    neap_attn_shape one = *shape;
+    const size_t n_chunks =
+        (shape->n_cells + NEAP_ATTN_CHUNK_CELLS - 1) / NEAP_ATTN_CHUNK_CELLS * (size_t)stream;
+    one.n_streams = 1;
+    one.q.base += stream * shape->q.stream_bytes;
+    one.out.base += stream * shape->out.stream_bytes;
+    if (shape->mask.base != NULL) {
+        one.mask.base += stream % shape->mask.n_streams * shape->mask.stream_bytes;
+    }
+    if (shape->k.chunks != NULL) {
+        one.k.chunks += n_chunks;
+        one.v.chunks += n_chunks;
+    }
+    return one;
+}
+
+/* Whether the node reads by selection, all of its streams; adds what it needs for that. The
+ * prefixes follow the cache in any case, and each layer's buffer serves one node of a graph. */
+static bool takes_selection(neap_attend *attend, const struct ggml_tensor *node, attended *a,
+                            neap_selected_needs *needs) {
+    uint32_t first, v_first;
+    neap_layer_cache *layer = layer_of(node->src[1], &first);
+    a->layer = layer;
+    if (neap_select_budget == 0 || layer == NULL || layer_of(node->src[2], &v_first) != layer ||
+        !neap_kv_is_held_coded(layer->kv) || !neap_mask_usable(node->src[3]) ||
+        offset_in_row(node->src[1]) != 0 || offset_in_row(node->src[2]) != 0) {
+        return false;
+    }
+    bool applies = attend->window.region != NULL && !attend->now->measuring;
+    for (uint32_t i = 0; i < a->job.shape.n_streams; i++) {
+        const neap_attn_shape one = shape_of_stream(&a->job.shape, i);
+        neap_selected_follow(layer, first + i, &attend->window, &one);
+        applies = applies && neap_selected_applies(layer, first + i, &one);
+    }
+    for (const attended *other = attend->attended; other < a && applies; other++) {
+        applies = !other->selects || other->layer != layer;
+    }
+    for (uint32_t i = 0; i < a->job.shape.n_streams && applies; i++) {
+        const neap_attn_shape one = shape_of_stream(&a->job.shape, i);
+        const neap_selected_needs more =
+            neap_selected_needs_of(layer, first + i, &one, (uint32_t)attend->now->n_threads);
+        needs->select_scratch += aligned(more.select_scratch);
+        needs->attn_scratch += aligned(more.attn_scratch);
+        needs->lists += aligned(more.lists) + aligned(sizeof(neap_selected_node));
+    }
+    return applies;
+}
+
+/* Of a node for which takes_selection() was true. */
+static void plan_selected(neap_attend *attend, attended *a) {
+    const uint32_t n = a->job.shape.n_streams, n_threads = (uint32_t)attend->now->n_threads;
+    a->selected = arena_take(&attend->lists, n * sizeof *a->selected);
+    attend->selecting.used = attend->scratch.used = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const neap_attn_shape one = shape_of_stream(&a->job.shape, i);
+        const neap_selected_needs needs =
+            neap_selected_needs_of(a->layer, a->first_stream + i, &one, n_threads);
+        neap_selected_plan(&a->selected[i], a->layer, a->first_stream + i, &attend->window, &one,
+                           n_threads, arena_take(&attend->selecting, needs.select_scratch),
+                           arena_take(&attend->scratch, needs.attn_scratch),
+                           arena_take(&attend->lists, needs.lists));
+    }
+}
+
 /* Decided for each shape; counted. */
 static bool takes_device(neap_attend *attend, const neap_attn_shape *shape) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
@@ -383,10 +467,12 @@ static void plan_node(neap_attend *attend, const struct ggml_tensor *node, atten
     memset(a->node.op_params, 0, sizeof a->node.op_params);
     memcpy(a->node.op_params, &params, sizeof params);
     attend->nodes[a->at] = &a->node;
-    a->seen = shape.wait != NULL ? seen_chunks(attend, a, node->src[3]) : NULL;
+    a->seen = shape.wait != NULL && !a->selects ? seen_chunks(attend, a, node->src[3]) : NULL;
     a->coded.window = NULL;
     atomic_init(&a->coded.next, 0);
-    if (is_coded) {
+    if (a->selects) {
+        plan_selected(attend, a);
+    } else if (is_coded) {
         plan_coded(attend, node, a, k, v);
     }
 }
@@ -429,9 +515,12 @@ static int reserve(neap_attend *attend, size_t n_nodes, size_t n_attentions) {
 
 /* The nodes that are ours, their shapes, and memory for all of them. */
 static int find_nodes(neap_attend *attend, const struct ggml_cgraph *graph) {
-    size_t n_attentions = 0, scratch = 0, lists = 0;
+    size_t n_attentions = 0, scratch = 0, selecting = 0, lists = 0;
     for (int i = 0; i < graph->n_nodes; i++) {
         n_attentions += neap_host_op(graph->nodes[i]->op) == NEAP_OP_FLASH_ATTN;
+        if (neap_select_budget > 0 && graph->nodes[i]->view_src != NULL) {
+            neap_selected_note_write(graph->nodes[i]);
+        }
     }
     int err = n_attentions > 0 ? reserve(attend, (size_t)graph->n_nodes, n_attentions) : 0;
     for (int i = 0; i < graph->n_nodes && n_attentions > 0 && err == 0; i++) {
@@ -447,10 +536,20 @@ static int find_nodes(neap_attend *attend, const struct ggml_cgraph *graph) {
         size_t bytes = neap_attn_scratch_bytes(&a->job.shape, (uint32_t)attend->now->n_threads);
         scratch = bytes > scratch ? bytes : scratch;
         lists += list_bytes(&a->job.shape);
+        neap_selected_needs needs = {0};
+        a->selects = takes_selection(attend, graph->nodes[i], a, &needs);
+        if (a->selects) {
+            scratch = needs.attn_scratch > scratch ? needs.attn_scratch : scratch;
+            selecting = needs.select_scratch > selecting ? needs.select_scratch : selecting;
+            lists += needs.lists;
+        }
         attend->n++;
     }
     if (err == 0) {
         err = arena_reserve(&attend->scratch, scratch);
+    }
+    if (err == 0) {
+        err = arena_reserve(&attend->selecting, selecting);
     }
     return err == 0 ? arena_reserve(&attend->lists, lists) : err;
 }
@@ -502,11 +601,16 @@ bool neap_attend_waits(const neap_attend *attend, int node) {
 
 bool neap_attend_reads_coded(const neap_attend *attend, int node) {
     const attended *a = planned(attend, node);
-    return a != NULL && a->coded.window != NULL;
+    return a != NULL && (a->coded.window != NULL || a->selects);
 }
 
 bool neap_attend_reads(const neap_attend *attend, int node, uint32_t stream, uint32_t chunk) {
     const attended *a = planned(attend, node);
+    if (a != NULL && a->selects && stream >= a->first_stream &&
+        stream - a->first_stream < a->job.shape.n_streams &&
+        chunk < a->selected[stream - a->first_stream].first_chunk) {
+        return false; /* as its turn comes, if at all */
+    }
     if (a == NULL || a->seen == NULL || stream < a->first_stream ||
         stream - a->first_stream >= a->job.shape.n_streams || chunk >= a->job.n_chunks) {
         return true;
@@ -514,10 +618,18 @@ bool neap_attend_reads(const neap_attend *attend, int node, uint32_t stream, uin
     return a->seen[(stream - a->first_stream) * a->job.n_chunks + chunk] != 0;
 }
 
+static int result_of(const attended *a) {
+    int err = a->selects ? 0 : neap_attn_result(&a->job);
+    for (uint32_t i = 0; a->selects && i < a->job.shape.n_streams && err == 0; i++) {
+        err = neap_attn_result(&a->selected[i].job);
+    }
+    return err;
+}
+
 int neap_attend_result(const neap_attend *attend, int begin, int end, int *ret_node) {
     for (size_t i = 0; i < attend->n; i++) {
         const attended *a = &attend->attended[i];
-        int err = a->at >= begin && a->at < end ? neap_attn_result(&a->job) : 0;
+        int err = a->at >= begin && a->at < end ? result_of(a) : 0;
         if (err != 0) {
             *ret_node = a->at;
             return err;

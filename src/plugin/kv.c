@@ -11,6 +11,7 @@
 
 #include "err.h"
 #include "plugin_int.h"
+#include "selected.h"
 
 /* "cache_k_l7", "cache_swa_v_l12": tag is what stands before "k_l" or "v_l". */
 bool neap_kv_name(const char *name, char tag[32], int *ret_layer, bool *ret_is_v) {
@@ -150,6 +151,7 @@ void neap_caches_finish(neap_buffer *buffer) {
 
 void neap_caches_free(neap_buffer *buffer) {
     for (size_t i = 0; i < buffer->n_layers; i++) {
+        neap_selected_free(buffer->layers[i]);
         free(buffer->layers[i]->positions);
         free(buffer->layers[i]->lost);
         free(buffer->layers[i]);

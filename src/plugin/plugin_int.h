@@ -9,6 +9,7 @@
  *   graph.c    graph_compute: which nodes wait for which units
  *   attend.c   attention nodes that our own kernels compute
  *   window.c    their window onto KV chunks that are held coded
+ *   selected.c  reading of those only what a query asks for
  *   attend_choice.c  which of them, by measurement
  *   mask.c     what an attention mask shows
  *   capture.c  writes what calibration needs (NEAP_CAPTURE)
@@ -69,6 +70,7 @@ typedef struct neap_layer_cache {
     int32_t *positions; /* [n_streams * n_cells] position of each cell, -1 unknown */
     uint8_t *lost;      /* [n_streams * n_cells] 1: content lost, must not be read; NULL: none */
     bool captured;      /* capture.c has written what it is */
+    struct neap_selected *selected; /* [n_streams] selected.c's; NULL: nothing yet */
 } neap_layer_cache;
 
 typedef struct neap_shadow {
@@ -205,6 +207,10 @@ bool neap_attend_reads(const neap_attend *attend, int node, uint32_t stream, uin
 bool neap_attend_reads_coded(const neap_attend *attend, int node);
 /* First error of the planned nodes in [begin, end) of the graph, or 0; and its node. */
 int neap_attend_result(const neap_attend *attend, int begin, int end, int *ret_node);
+
+/* selected.c: cells that a step of generation chooses from KV held coded; 0: it reads all. Set
+ * once, before the first graph. */
+extern uint32_t neap_select_budget;
 
 /* attend_choice.c */
 extern int64_t neap_attend_long_cells; /* the long context that is timed; set before first graph */

@@ -82,6 +82,11 @@ void neap_window_free(neap_window *window) {
     }
 }
 
+void *neap_window_scratch(const neap_window *window, int thread) {
+    return (char *)neap_region_base(window->region) + window->cap +
+           (size_t)thread * window->scratch_bytes;
+}
+
 /* ---- a node ---- */
 
 static unsigned char state_of(const neap_coded *coded, uint32_t at) {
@@ -91,10 +96,9 @@ static unsigned char state_of(const neap_coded *coded, uint32_t at) {
 static int decode(neap_coded *coded, uint32_t at, int thread) {
     const neap_window *window = coded->window;
     size_t k_bytes = padded(coded->layer, 0), v_bytes = padded(coded->layer, 1);
-    char *base = neap_region_base(window->region);
-    char *slot = base + at * (k_bytes + v_bytes);
+    char *slot = (char *)neap_region_base(window->region) + at * (k_bytes + v_bytes);
     void *const rows[2] = {slot, slot + k_bytes};
-    void *scratch = base + window->cap + (size_t)thread * window->scratch_bytes;
+    void *scratch = neap_window_scratch(window, thread);
     uint32_t chunk = at % coded->n_chunks, left = coded->layer->n_cells - chunk * NEAP_CHUNK_CELLS;
     int err = neap_kv_read(coded->layer->kv, coded->first_stream + at / coded->n_chunks, chunk, 0,
                            left < NEAP_CHUNK_CELLS ? left : NEAP_CHUNK_CELLS, rows, scratch);

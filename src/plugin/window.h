@@ -29,6 +29,9 @@ typedef struct neap_window {
 int neap_window_fit(neap_window *window, int n_threads);
 void neap_window_free(neap_window *window);
 
+/* Of a thread of the nodes: for neap_kv_read(). */
+void *neap_window_scratch(const neap_window *window, int thread);
+
 /* The K and V of a node. */
 typedef struct neap_coded {
     neap_window *window; /* NULL: nothing of this node is held coded */

@@ -392,7 +392,7 @@ const neap_unit *neap_klt_mover(const neap_pool *pool, const neap_unit *unit) {
     return unit;
 }
 
-int neap_klt_read_unit(const neap_unit *unit, uint32_t first, uint32_t n, void *const rows[2],
+int neap_klt_read_unit(const neap_unit *unit, const neap_klt_part *wanted, void *const rows[2],
                        void *scratch) {
     const neap_klt_use *use = &unit->kv->klt;
     const neap_kv_plane *planes = unit->kv->layout.planes;
@@ -404,9 +404,8 @@ int neap_klt_read_unit(const neap_unit *unit, uint32_t first, uint32_t n, void *
                             .positions = positions_of(unit, in_turn)};
     chunk.k[use->at] = (neap_klt_plane){rows[0], planes[0].row_bytes};
     chunk.v[use->at] = (neap_klt_plane){rows[1], planes[1].row_bytes};
-    const neap_klt_part part = {.first_row = first,
-                                .n_rows = n,
-                                .n_heads =
-                                    neap_klt_model_spec(use->model)->blocks[use->block].n_kv_heads};
+    neap_klt_part part = *wanted;
+    if (part.n_heads == 0)
+        part.n_heads = neap_klt_model_spec(use->model)->blocks[use->block].n_kv_heads;
     return neap_klt_decode_part(use->model, record, len, &chunk, &part, scratch);
 }

@@ -62,10 +62,11 @@ struct neap_kv {
     struct neap_kv *next; /* of the pool's list */
     const void *region;
     neap_kv_layout layout;
-    uint32_t n_chunks;   /* of one stream */
-    bool whole_streams;  /* a plane is transposed: one unit a stream */
-    neap_unit_id *units; /* [n_streams * (whole_streams ? 1 : n_chunks)] */
-    uint64_t *written;   /* [n_streams] cells written so far, again and again */
+    uint32_t n_chunks;       /* of one stream */
+    bool whole_streams;      /* a plane is transposed: one unit a stream */
+    neap_unit_id *units;     /* [n_streams * (whole_streams ? 1 : n_chunks)] */
+    uint64_t *written;       /* [n_streams] cells written so far, again and again */
+    uint64_t overhead_bytes; /* that its reader keeps beside it */
 
     neap_klt_use klt;
     /* The caches of the same region that are the layers of its block, itself among them. NULL: not
@@ -289,7 +290,7 @@ int neap_pool_fetch(neap_pool *pool, neap_unit *unit);
 /* Decodes rows [first, first + n) of a coded unit whose record is in memory: row first of a plane
  * goes to rows[plane], the others follow. Nothing may write to the unit meanwhile. Without the
  * lock. Fails: NEAP_E_CORRUPT, NEAP_E_BOUND. scratch: neap_klt_scratch_bytes(), aligned to 64. */
-int neap_klt_read_unit(const neap_unit *unit, uint32_t first, uint32_t n, void *const rows[2],
+int neap_klt_read_unit(const neap_unit *unit, const neap_klt_part *part, void *const rows[2],
                        void *scratch);
 
 /* KV chunks as they were, in a buffer of their writer's, on their way to the swap file: one, or
