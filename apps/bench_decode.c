@@ -2,8 +2,8 @@
  * how keys and values are held and who computes attention.
  *
  * Every method is a llama-server of its own; all of a context and batch run at once, hold the same
- * context - read once for each type of the cache, by neap where it can, and kept in a file - and
- * generate in turns. Ratios are of turns. */
+ * context - read once for each type of the cache and batch, by neap where it can, and kept in a
+ * file - and generate in turns. Ratios are of turns. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,21 +83,22 @@ static int read_text(bench *b, neap_server *server) {
                           "text: %zu tokens are less than the context", b->text.n);
 }
 
-/* Where a filled context is kept between runs: named by model, type and tokens. */
-static int name_file(const bench *b, long context, const char *type, char name[96]) {
+/* Where a filled context is kept between runs: named by model, type, tokens, and number of slots,
+ * for a server of another number refuses it. */
+static int name_file(const bench *b, const grid *g, const char *type, char name[96]) {
     struct stat info;
     if (stat(b->path, &info) != 0)
         return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", b->path, neap_strerror(-errno));
-    snprintf(name, 96, "decode-%lld-%lld-%s-%016llx.bin", (long long)info.st_size,
-             (long long)info.st_mtime, type,
-             (unsigned long long)neap_checksum(b->text.ids, (size_t)context * sizeof(int32_t)));
+    snprintf(name, 96, "decode-%lld-%lld-%s-%ld-%016llx.bin", (long long)info.st_size,
+             (long long)info.st_mtime, type, g->batch,
+             (unsigned long long)neap_checksum(b->text.ids, (size_t)g->context * sizeof(int32_t)));
     return 0;
 }
 
 /* The context in all slots of the server, from the file, which it writes if there is none. */
 static int fill(const bench *b, const grid *g, const method *m, neap_server *server) {
     char name[96], part[128], from[NEAP_PATH_MAX], to[NEAP_PATH_MAX];
-    int status = name_file(b, g->context, m->type, name);
+    int status = name_file(b, g, m->type, name);
     for (unsigned slot = 0; slot < (unsigned)g->batch && !status; slot++) {
         bool loaded = false;
         status = neap_server_slot_load_into(server, slot, name, &loaded);

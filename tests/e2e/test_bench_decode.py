@@ -57,7 +57,7 @@ def body(work):
 
     folder = os.path.join(cache, "neap", "bench")
     files = {name: os.stat(os.path.join(folder, name)).st_mtime_ns for name in os.listdir(folder)}
-    s.check_equal(len(files), 2, f"a file for each type: {files}")
+    s.check_equal(len(files), 4, f"a file for each type and batch: {files}")
     done = bench(env, *common, "--reps", "1", "--method", "q4_0,f16-neap")
     rows = json.loads(done.stdout)["rows"]
     s.check_equal([r["method"] for r in rows], ["f16-neap", "q4_0"], "methods asked for")
