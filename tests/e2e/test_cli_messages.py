@@ -101,7 +101,8 @@ def usage():
     expect(["stat", "--nonsense"], 2, "--nonsense: unknown option")
     expect(["run", "--codec", "zip"], 2, "known: q8, cachegen, none")
     expect(["run"], 2, "known: q8, cachegen, none", env={"NEAP_CODEC": "zip"})
-    for variable in ("NEAP_KEEP", "NEAP_SWAP_LIMIT", "NEAP_PRESSURE", "NEAP_THREADS", "NEAP_ATTN"):
+    for variable in ("NEAP_KEEP", "NEAP_SWAP_LIMIT", "NEAP_PRESSURE", "NEAP_THREADS", "NEAP_ATTN",
+                     "NEAP_KV_SELECT"):
         expect(["run"], 2, f"environment variable {variable}", env={variable: "zzz"})
     expect(["run", "--policy", "x"], 2, "hybrid, partial-offload")
     expect(["run", "--swap-limit", "5%"], 2, "not a size")

@@ -239,6 +239,43 @@ static void test_prompt(void) {
     free_world(&w);
 }
 
+/* Who reads one head of some rows gets those, and touches nothing else; a stamp tells of writes;
+ * what a reader keeps is counted. */
+static void test_read_head(void) {
+    world w;
+    make_world(&w);
+    start(&w, (neap_options){0});
+    CHECK(neap_kv_stamp(w.kv[0], 0, 0) == 0);
+    prompt(&w, 1100);
+    neap_use_begin(w.engine, NEAP_USE_COMPUTE);
+    char *whole = read_chunk(&w, 0, 1), part[2][8 * ROW];
+    void *const rows[2] = {part[0], part[1]};
+    memset(part, 0x55, sizeof part);
+    CHECK(neap_kv_read_head(w.kv[0], 0, 1, 72, 8, 1, rows, w.scratch) == 0);
+    for (int plane = 0; plane < 2; plane++)
+        for (int row = 0; row < 8; row++) {
+            const char *got = part[plane] + row * ROW;
+            const char *its = whole + plane * CHUNK + (72 + row) * ROW;
+            CHECK(memcmp(got + ROW / 2, its + ROW / 2, ROW / 2) == 0);
+            for (int i = 0; i < ROW / 2; i++)
+                CHECK(got[i] == 0x55);
+        }
+    CHECK(neap_kv_read_head(w.kv[0], 0, 1, 72, 8, 2, rows, w.scratch) == NEAP_E_BOUND);
+    const uint64_t first = neap_kv_stamp(w.kv[0], 0, 0), second = neap_kv_stamp(w.kv[0], 0, 1);
+    CHECK(first != 0 && second != 0 && neap_kv_stamp(w.kv[0], 0, 4) == 0); /* not full */
+    CHECK(neap_kv_write(w.kv[0], 0, 300, 1, false) == 0);
+    CHECK(neap_kv_stamp(w.kv[0], 0, 0) == first && neap_kv_stamp(w.kv[0], 0, 1) != second);
+    neap_use_end(w.engine, NEAP_USE_COMPUTE);
+    const neap_stat before = stat_of(&w);
+    neap_kv_set_overhead(w.kv[0], 1 << 20);
+    const neap_stat after = stat_of(&w);
+    CHECK(after.kv_compressed_memory == before.kv_compressed_memory + (1 << 20));
+    CHECK(after.contexts[0].kv_ratio < before.contexts[0].kv_ratio);
+    stop(&w);
+    free_world(&w);
+    free(whole);
+}
+
 /* Read, restored, dropped again: the same rows each time, and nothing is coded twice. */
 static void test_read(void) {
     world w;
@@ -454,6 +491,7 @@ int main(void) {
         joint = i == 1;
         test_prompt();
         test_read();
+        test_read_head();
         test_evict();
         test_written_again();
         test_refused();
