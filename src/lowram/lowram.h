@@ -101,7 +101,8 @@ typedef struct neap_lowram_context {
     const neap_klt_plane *k, *v; /* [n_layers] each: n_rows rows */
 } neap_lowram_context;
 
-/* What a group of so many layers like this one costs, for a context of n_rows (Appendix C). */
+/* What a group of so many layers like this one costs, for a context of n_rows (Appendix C). Bytes
+ * that values do not need, all rows having their residuals, are the keys'. */
 typedef struct neap_lowram_budget {
     uint32_t rank, hidden;
     uint32_t n_residuals; /* of each layer and head; residual_share = n_residuals / n_rows */

@@ -233,6 +233,10 @@ int neap_lowram_part_plan(const neap_lowram_options *options, const neap_lowram_
     neap_lowram_budget budget = {.rank = group->rank, .hidden = group->hidden};
     err = choose_residuals(options, &part, &rows, raw_v / value_ratio, &budget.n_residuals);
     if (err) return err;
+    /* Once every row has its residual, what is left of the values' bytes is the keys'. */
+    const double left = raw_v / value_ratio - (double)value_bytes(&part, &rows, rows.n_coded);
+    if (options->rank == 0 && left > 0 && part.source != NEAP_LOWRAM_FROM_ROW)
+        budget.rank = rank_within(&part, &rows, raw_k / key_ratio + left);
     budget.raw_bytes = (uint64_t)(raw_k + raw_v);
     budget.fixed_key_bytes = neap_lowram_fixed_key_bytes(&part);
     budget.fixed_value_bytes = neap_lowram_fixed_value_bytes(&part);
