@@ -196,7 +196,9 @@ static void print_codec(const json_t *stat) {
     if (*note && strcmp(note, "?") != 0) printf("  codec       %s\n", note);
     if (strncmp(kv, "klt", 3) == 0) printf("  kv          held and read as %s\n", kv);
     if (ratio > 0) printf("  coded       %.2f times smaller", ratio);
-    if (ratio > 0 && error > 0) printf(", klt's error %.2f of what is expected at most", error);
+    if (ratio > 0 && error > 0)
+        printf(", %s's error %.2f of what is expected at most", neap_instance_text(stat, "codec"),
+               error);
     if (ratio > 0 && left > 0)
         printf(", %llu chunks %s", (unsigned long long)left,
                strncmp(kv, "klt", 3) == 0 ? "not by it" : "by q8");

@@ -9,6 +9,7 @@
 #include "cli.h"
 #include "codec.h"
 #include "klt_file.h"
+#include "lowram_use.h"
 #include "policy.h"
 #include "write_budget.h"
 
@@ -16,7 +17,8 @@ const char neap_common_help[] =
     "Options of elastic memory (each also an environment variable NEAP_...):\n"
     "  --codec NAME       how KV chunks are kept in memory: q8 (default: half the size),\n"
     "                     cachegen (less than a fifth), none (exact), klt or klt:RATIO\n"
-    "                     (on storage, after `neap train MODEL`: a quarter to an eighth)\n"
+    "                     (on storage, after `neap train MODEL`: a quarter to an eighth),\n"
+    "                     lowram or lowram:RATIO (on storage, fitted to the context)\n"
     "  --kv klt[:RATIO]   decode from KV that is held compressed (after `neap train MODEL`),\n"
     "                     for contexts larger than memory; default: f16\n"
     "  --kv-select N      of KV held so, generation reads the N tokens that a query asks\n"
@@ -118,12 +120,13 @@ static void append_name(char *list, size_t cap, const char *name) {
 
 int neap_option_codec(const char *value) {
     double ratio;
-    if (neap_codec_find(value) || neap_klt_option_parse(value, &ratio))
+    if (neap_codec_find(value) || neap_klt_option_parse(value, &ratio) ||
+        neap_lowram_option_parse(value, &ratio))
         return export("NEAP_CODEC", value);
     char known[256] = "";
     for (size_t i = 0; neap_codec_at(i); i++)
         append_name(known, sizeof known, neap_codec_at(i)->name);
-    append_name(known, sizeof known, "klt, klt:RATIO");
+    append_name(known, sizeof known, "klt, klt:RATIO, lowram, lowram:RATIO");
     return neap_cli_error(NEAP_EXIT_USAGE, known, "--codec %s: no such codec", value);
 }
 

@@ -58,10 +58,11 @@ typedef uint32_t neap_unit_id;
 /* Zeroed fields mean the default named. */
 typedef struct neap_options {
     const char *program;       /* shown by `neap ps`; default "?" */
-    const char *codec;         /* none | q8 | cachegen | klt[:RATIO], see neap_use_gguf; default
-                                  q8 */
+    const char *codec;         /* none | q8 | cachegen | klt[:RATIO], see neap_use_gguf |
+                                  lowram[:RATIO], see neap_kv_set_rope; default q8 */
     const char *kv;            /* f16 | klt[:RATIO]: chunks are held as klt coded them, and read so;
-                                  evictions then take that ratio, too. Default f16 */
+                                  evictions then take that ratio, too; not with codec lowram.
+                                  Default f16 */
     const char *policy;        /* hybrid | partial-offload | ...; default hybrid */
     const char *swap_dir;      /* default ${XDG_CACHE_HOME:-~/.cache}/neap/swap */
     uint64_t swap_limit_bytes; /* most bytes in the swap file; default: no limit of our own */
@@ -188,6 +189,18 @@ typedef struct neap_kv_layout {
  * neap_kv_unit(kv, s, c). A transposed plane cannot be cut by cells: a layer that has one forms one
  * unit a stream, and neap_kv_unit gives that unit for every chunk. */
 NEAP_API int neap_kv_add(neap_engine *engine, const neap_kv_layout *layout, neap_kv **ret_kv);
+/* What the K of a cache is turned by: the parameters of ggml's ROPE. */
+typedef struct neap_kv_rope {
+    int32_t mode;   /* NORM 0, NEOX 2, by sections 8 or 40 */
+    int32_t n_dims; /* 0: keys are not turned */
+    int32_t n_ctx_orig;
+    float freq_base, freq_scale;
+    float ext_factor, attn_factor, beta_fast, beta_slow;
+    const float *freq_factors; /* [n_dims / 2]; NULL: all 1 */
+} neap_kv_rope;
+/* Codec lowram needs it, and the elements of a head's K; caches of which it does not know are q8's.
+ * The first call counts. Fails: -ENOTSUP (a mode or a size that is not known); -ENOMEM. */
+NEAP_API int neap_kv_set_rope(neap_kv *kv, uint32_t k_head_dim, const neap_kv_rope *rope);
 NEAP_API neap_unit_id neap_kv_unit(const neap_kv *kv, uint32_t stream, uint32_t chunk);
 NEAP_API uint32_t neap_kv_n_chunks(const neap_kv *kv); /* of one stream */
 /* One past the highest cell of the stream that is in use; 0: none. */
@@ -408,11 +421,12 @@ typedef struct neap_stat {
     neap_rate_source rate_source;
     char model[256];
     char codec[32], policy[32];
-    char codec_note[320]; /* klt: which file, or why another codec is at work; else empty */
+    char codec_note[320]; /* klt, lowram: which file, fit, or why another codec is at work; else
+                             empty */
     char kv[32];     /* how KV is held and read: f16, or the file of kv klt, like klt-layer-8 */
     double kv_ratio; /* f16 bytes of KV chunks that have a copy, over the copies; 0: none */
-    /* klt: mean error of what it coded over what its training makes expect, 0: nothing; chunks that
-     * it coded, and chunks of its layers that q8 did. */
+    /* klt, lowram: mean error of what it coded over what training, fit make expect, 0: nothing;
+     * chunks that it coded, and chunks of its layers that q8 did. */
     double klt_error;
     uint32_t klt_chunks, klt_left;
     char attention[16]; /* our kernels that ran, by name; empty: none yet */

@@ -98,16 +98,36 @@ size_t neap_klt_raw_bytes(const neap_klt_model *model, const neap_klt_chunk *chu
 }
 
 size_t neap_klt_bound(const neap_klt_model *model, const neap_klt_chunk *chunk) {
+    if (model->guest) return model->guest->bound(model->guest_self, chunk->block, chunk->n_rows);
     return HEADER_BYTES + neap_klt_raw_bytes(model, chunk);
 }
 
 size_t neap_klt_expected_bytes(const neap_klt_model *model, const neap_klt_chunk *chunk) {
+    if (model->guest)
+        return model->guest->expected_bytes(model->guest_self, chunk->block, chunk->n_rows);
     const neap_klt_block *block = block_of(model, chunk);
     const uint32_t budget = outlier_budget(model, block, chunk->n_rows);
     const size_t coded =
         fixed_bytes(model, block, chunk->n_rows, 0) + outliers_bytes(model, block, budget);
     const size_t raw = neap_klt_bound(model, chunk);
     return coded < raw ? coded : raw;
+}
+
+float neap_klt_expected_error(const neap_klt_model *model, uint32_t at) {
+    if (model->guest) return 1;
+    const neap_klt_block *block = &model->blocks[at];
+    double sum = 0;
+    for (uint32_t g = 0; g < block->n_groups; g++) {
+        const neap_klt_group *group = &model->groups[block->first_group + g];
+        const uint32_t n = neap_klt_group_columns(block, group);
+        double last = 0;
+        for (uint32_t i = 0; i < group->n_components; i++) {
+            last = (double)group->sd[i] * (double)group->sd[i];
+            sum += last * neap_klt_distortion(group->bits[i]);
+        }
+        sum += last * (n - group->n_components);
+    }
+    return (float)(sum / block->n_groups);
 }
 
 /* ---- scratch ---- */
@@ -736,12 +756,17 @@ static const neap_klt_kernel *best_kernel(void) {
 
 int neap_klt_encode(const neap_klt_model *model, const neap_klt_chunk *chunk, void *scratch_bytes,
                     void *dst, size_t cap, size_t *ret_len, float *ret_error) {
+    if (model->guest)
+        return model->guest->encode(model->guest_self, chunk, scratch_bytes, dst, cap, ret_len,
+                                    ret_error);
     return neap_klt_encode_with(best_kernel(), model, chunk, scratch_bytes, dst, cap, ret_len,
                                 ret_error);
 }
 
 int neap_klt_decode(const neap_klt_model *model, const void *src, size_t len,
                     const neap_klt_chunk *chunk, void *scratch_bytes) {
+    if (model->guest)
+        return model->guest->decode(model->guest_self, src, len, chunk, scratch_bytes);
     return neap_klt_decode_with(best_kernel(), model, src, len, chunk, scratch_bytes);
 }
 

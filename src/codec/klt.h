@@ -188,6 +188,37 @@ typedef struct neap_klt_part {
 int neap_klt_decode_part(const neap_klt_model *model, const void *src, size_t len,
                          const neap_klt_chunk *chunk, const neap_klt_part *part, void *scratch);
 
+/* What the error of encoding is measured against: the mean error of a row that bits and deviations
+ * make expect; a component that is not kept has at most the deviation of the last one kept. */
+float neap_klt_expected_error(const neap_klt_model *model, uint32_t block);
+
+/* ---- guests (klt_guest.c) ---- */
+
+/* Another codec of the same chunks, behind the same functions: whoever holds blocks coded by klt
+ * holds them coded by it. Its ROPE, groups and tables are its own; its expected error is 1. */
+typedef struct neap_klt_guest {
+    size_t (*bound)(const void *self, uint32_t block, uint32_t n_rows);
+    size_t (*expected_bytes)(const void *self, uint32_t block, uint32_t n_rows);
+    int (*encode)(const void *self, const neap_klt_chunk *chunk, void *scratch, void *dst,
+                  size_t cap, size_t *ret_len, float *ret_error);
+    int (*decode)(const void *self, const void *src, size_t len, const neap_klt_chunk *chunk,
+                  void *scratch);
+    void (*free)(void *self);
+} neap_klt_guest;
+
+typedef struct neap_klt_guest_model {
+    const neap_klt_guest *guest;
+    void *self;                   /* the model's where it is made */
+    const neap_klt_block *blocks; /* copied; without ropes and groups */
+    uint32_t n_blocks;
+    uint64_t id;
+    size_t bytes, scratch_bytes; /* kept for it; of one call */
+} neap_klt_guest_model;
+
+/* Fails: -ENOMEM. */
+int neap_klt_model_of_guest(const neap_klt_guest_model *guest, neap_klt_model **ret_model);
+bool neap_klt_is_guest(const neap_klt_model *model);
+
 /* ---- allocation of bits (klt_allocate.c) ---- */
 
 typedef struct neap_klt_spectrum {

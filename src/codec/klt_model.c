@@ -596,6 +596,7 @@ int neap_klt_model_open_at(const char *path, uint64_t digest, double ratio,
 
 void neap_klt_model_close(neap_klt_model *model) {
     if (!model) return;
+    if (model->guest) model->guest->free(model->guest_self);
     for (uint32_t g = 0; model->arenas && g < model->spec.n_groups; g++)
         free(model->arenas[g]);
     free(model->arenas);

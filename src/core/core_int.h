@@ -7,6 +7,7 @@
  *   rates.c     throughputs of restores  profile_file.c  where they are kept
  *   trim.c      releasing by level           pressure_watch.c  releasing by itself
  *   klt_file.c, klt_use.c  the codec klt: its files, which one is taken
+ *   lowram_use.c    the codec lowram: its module, fits
  *   write_behind.c  copies of chunks while idle  write_budget.c  how many a day
  *   coded.c     KV held and read as klt coded it
  *
@@ -57,6 +58,10 @@ struct neap_engine {
     bool wants_klt; /* codec or kv klt was asked for; the next: of that ratio, 0: any */
     double klt_ratio;
     atomic_bool refusal_said; /* coded.c */
+    bool wants_lowram; /* codec lowram was asked for; the next: at that ratio */
+    double lowram_ratio;
+    const struct neap_lowram_module *lowram; /* NULL: not loaded; constant, as the next */
+    void *lowram_library;
     int (*region_alloc)(void *ctx, size_t len_bytes, size_t align, void **ret_base);
     void (*region_free)(void *ctx, void *base);
     void *region_ctx;

@@ -9,6 +9,7 @@
 #include "err.h"
 #include "file.h"
 #include "klt_file.h"
+#include "lowram_use.h"
 #include "profile_file.h"
 
 /* The swap file itself is made when the first eviction needs it: too late to learn that it cannot
@@ -28,10 +29,12 @@ static int wire(neap_engine *engine, const neap_options *options) {
     char dir[PATH_MAX];
     const char *name = options->codec ? options->codec : "q8";
     engine->wants_klt = neap_klt_option_parse(name, &engine->klt_ratio);
-    if (engine->wants_klt) name = "q8"; /* for what klt does not code */
     const bool is_f16 = !options->kv || strcmp(options->kv, "f16") == 0;
     if (!is_f16 && !neap_klt_option_parse(options->kv, &engine->klt_ratio)) return NEAP_E_UNKNOWN;
     engine->wants_klt = engine->wants_klt || !is_f16;
+    engine->wants_lowram = neap_lowram_option_parse(name, &engine->lowram_ratio);
+    if (engine->wants_lowram && !is_f16) return NEAP_E_UNKNOWN;
+    if (engine->wants_klt || engine->wants_lowram) name = "q8"; /* for what they do not code */
     const neap_codec *codec = neap_codec_find(name);
     engine->policy = neap_policy_find(options->policy ? options->policy : "hybrid");
     if (!codec || !engine->policy) return NEAP_E_UNKNOWN;
@@ -54,6 +57,7 @@ static int wire(neap_engine *engine, const neap_options *options) {
     err = neap_pool_create(&pool_options, &engine->pool);
     if (err) return err;
     try_swap_folder(dir);
+    if (engine->wants_lowram) neap_lowram_load(engine);
     neap_engine_rates_open(engine, options->profile, dir);
     err = neap_crew_create(options->evict_threads, &engine->crew);
     if (err) return err;
@@ -91,6 +95,7 @@ void neap_engine_free(neap_engine *engine) {
     neap_engine_rates_close(engine);
     if (engine->regions) neap_log(NEAP_LOG_ERROR, "engine freed before its regions");
     neap_pool_free(engine->pool);
+    neap_lowram_unload(engine);
     free(engine->room.units);
     free(engine->room.steps);
     pthread_cond_destroy(&engine->use_changed);

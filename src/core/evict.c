@@ -22,6 +22,7 @@
 #include "clock.h"
 #include "core_int.h"
 #include "err.h"
+#include "lowram_use.h"
 
 /* ---- totals ---- */
 
@@ -70,6 +71,7 @@ static void add_unit(neap_unit *unit, void *ctx) {
 neap_totals neap_totals_get(neap_engine *engine) {
     neap_totals totals = {0};
     neap_pool_each(engine->pool, add_unit, &totals);
+    totals.kv_coded += totals.n_klt > 0 ? neap_pool_guest_bytes(engine->pool) : 0;
     return totals;
 }
 
@@ -501,6 +503,8 @@ static void evict_alone(eviction *e) {
     room_take(e);
     pthread_mutex_unlock(&pool->lock);
 
+    /* Whoever is short of memory does not wait for a fit. */
+    if (!request->by_pressure && request->only != NEAP_ONLY_WEIGHTS) neap_lowram_prepare(engine);
     const uint64_t all = evictable_bytes(engine, request->only);
     uint64_t target = request->bytes;
     if (request->permille > 0) target = (uint64_t)((__uint128_t)all * request->permille / 1000);

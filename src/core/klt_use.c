@@ -73,13 +73,14 @@ void neap_codec_stat(const neap_engine *engine, neap_stat *inout_stat) {
     const bool is_klt = n_klt > 0 || (n_others == 0 && neap_pool_klt(pool));
     snprintf(inout_stat->kv, sizeof inout_stat->kv, "%.31s",
              pool->holds_coded && n_klt > 0 ? engine->codec_note : "f16");
-    snprintf(inout_stat->codec, sizeof inout_stat->codec, "%s", is_klt ? "klt" : pool->codec->name);
+    const char *name = engine->wants_lowram ? "lowram" : "klt";
+    snprintf(inout_stat->codec, sizeof inout_stat->codec, "%s", is_klt ? name : pool->codec->name);
     const size_t cap = sizeof inout_stat->codec_note;
-    if (!engine->wants_klt)
+    if (!engine->wants_klt && !engine->wants_lowram)
         inout_stat->codec_note[0] = '\0';
     else if (!neap_pool_klt(pool) || n_others == 0)
         snprintf(inout_stat->codec_note, cap, "%s", engine->codec_note);
     else
-        snprintf(inout_stat->codec_note, cap, "%.32s; %s for %u caches that it does not fit",
+        snprintf(inout_stat->codec_note, cap, "%.64s; %s for %u caches that it does not fit",
                  engine->codec_note, fallback(engine), n_others);
 }

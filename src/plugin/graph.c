@@ -142,6 +142,29 @@ const struct ggml_tensor *neap_rope_before(const struct ggml_tensor *tensor) {
     return NULL;
 }
 
+/* What K is turned by, from the first node that shows it. */
+static void tell_rope(neap_cache *cache, const struct ggml_tensor *rope) {
+    const int32_t *ints = rope->op_params;
+    const float *const floats = (const float *)(const void *)(ints + 5);
+    const struct ggml_tensor *factors = rope->src[2];
+    const neap_kv_rope params = {.mode = ints[2],
+                                 .n_dims = ints[1],
+                                 .n_ctx_orig = ints[4],
+                                 .freq_base = floats[0],
+                                 .freq_scale = floats[1],
+                                 .ext_factor = floats[2],
+                                 .attn_factor = floats[3],
+                                 .beta_fast = floats[4],
+                                 .beta_slow = floats[5],
+                                 .freq_factors = factors != NULL ? factors->data : NULL};
+    cache->owner->told_rope = true;
+    /* An offset, and rows that RoPE has seen a part of, are not known: q8 codes such a cache. */
+    if (ints[15] == 0 && rope->ne[0] * rope->ne[1] == cache->tensor->ne[0] &&
+        neap_kv_set_rope(cache->owner->kv, (uint32_t)rope->ne[0], &params) != 0) {
+        neap_log(NEAP_LOG_INFO, "layer %d: a RoPE that no codec knows", cache->owner->layer);
+    }
+}
+
 /* Rows of a SET_ROWS into a cache, as runs of cells; their positions where ROPE tells. */
 static void push_set_rows(backend_context *ctx, int at, const struct ggml_tensor *node,
                           neap_cache *cache) {
@@ -159,6 +182,9 @@ static void push_set_rows(backend_context *ctx, int at, const struct ggml_tensor
     const int32_t *positions = rope != NULL && rope->src[1] != NULL && rope->src[1]->ne[0] >= n
                                    ? rope->src[1]->data
                                    : NULL;
+    if (positions != NULL && !layer->told_rope) {
+        tell_rope(cache, rope);
+    }
     access run = {.node = at, .is_write = true, .whole = true, .layer = layer};
     for (int64_t i = 0; i < n; i++) {
         uint32_t stream = (uint32_t)(rows[i] / per_stream);

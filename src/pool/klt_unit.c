@@ -70,23 +70,6 @@ static bool is_rows_of(const neap_kv_plane *plane, uint32_t n_elems) {
            plane->row_bytes == 2 * (size_t)n_elems;
 }
 
-/* What bits and deviations make expect of a row, mean of the groups; a component that is not kept
- * has at most the deviation of the last one kept. */
-static float expected_error(const neap_klt_spec *spec, const neap_klt_block *block) {
-    double sum = 0;
-    for (uint32_t g = 0; g < block->n_groups; g++) {
-        const neap_klt_group *group = &spec->groups[block->first_group + g];
-        const uint32_t n = neap_klt_group_columns(block, group);
-        double last = 0;
-        for (uint32_t i = 0; i < group->n_components; i++) {
-            last = (double)group->sd[i] * (double)group->sd[i];
-            sum += last * neap_klt_distortion(group->bits[i]);
-        }
-        sum += last * (n - group->n_components);
-    }
-    return (float)(sum / block->n_groups);
-}
-
 void neap_klt_fit(neap_kv *kv) {
     const neap_kv_layout *layout = &kv->layout;
     uint32_t at;
@@ -101,7 +84,7 @@ void neap_klt_fit(neap_kv *kv) {
         return;
     kv->klt.block = found;
     kv->klt.at = at;
-    kv->klt.expected = expected_error(spec, block);
+    kv->klt.expected = neap_klt_expected_error(kv->klt.model, (uint32_t)found);
 }
 
 static int block_of_layer(const neap_kv *kv, uint32_t *ret_at) {
@@ -116,13 +99,75 @@ void neap_klt_join(neap_pool *pool, neap_kv *kv) {
     /* Whoever lacks this layer: there may be several contexts. */
     for (const neap_kv *other = pool->kvs; other; other = other->next)
         if (other->region == kv->region && other->klt.model == kv->klt.model && !other->peers[at] &&
-            block_of_layer(other, &other_at) == block) {
+            block_of_layer(other, &other_at) == block && other->peers[other_at]) {
             memcpy(kv->peers, other->peers, sizeof kv->peers);
             break;
         }
     kv->peers[at] = kv;
     for (uint32_t i = 0; i < NEAP_KLT_LAYERS; i++)
         if (kv->peers[i]) kv->peers[i]->peers[at] = kv;
+}
+
+/* ---- models of a context ---- */
+
+static bool is_held(const neap_pool *pool, const neap_kv *kv) {
+    const uint32_t n = kv->layout.n_streams * (kv->whole_streams ? 1 : kv->n_chunks);
+    for (uint32_t i = 0; i < n; i++) {
+        const neap_unit *unit = neap_pool_unit(pool, kv->units[i]);
+        if (unit->klt || unit->copying) return true;
+    }
+    return false;
+}
+
+bool neap_pool_region_is_coded(const neap_pool *pool, const void *region) {
+    for (const neap_kv *kv = pool->kvs; kv; kv = kv->next)
+        if (kv->region == region && is_held(pool, kv)) return true;
+    return false;
+}
+
+static bool is_needed(const neap_pool *pool, const neap_klt_model *model) {
+    for (const neap_kv *kv = pool->kvs; kv; kv = kv->next)
+        if (kv->klt.model == model) return true;
+    return false;
+}
+
+uint64_t neap_pool_guest_bytes(const neap_pool *pool) {
+    uint64_t bytes = 0;
+    for (const neap_klt_open *entry = pool->klt_models; entry; entry = entry->next)
+        if (entry->model && neap_klt_is_guest(entry->model) && is_needed(pool, entry->model))
+            bytes += neap_klt_model_bytes(entry->model);
+    return bytes;
+}
+
+/* All but the current one. */
+static void close_unneeded(neap_pool *pool) {
+    for (neap_klt_open **at = &pool->klt_models->next; *at;) {
+        neap_klt_open *entry = *at;
+        if (is_needed(pool, entry->model)) {
+            at = &entry->next;
+            continue;
+        }
+        *at = entry->next;
+        neap_klt_model_close(entry->model);
+        free(entry);
+    }
+}
+
+int neap_pool_adopt_klt(neap_pool *pool, const void *region, neap_klt_model *model) {
+    neap_klt_open *entry = malloc(sizeof *entry);
+    if (!entry) return -ENOMEM;
+    *entry = (neap_klt_open){pool->klt_models, model};
+    pool->klt_models = entry;
+    for (neap_kv *kv = pool->kvs; kv; kv = kv->next) {
+        if (kv->region != region) continue;
+        kv->klt.model = model;
+        memset(kv->peers, 0, sizeof kv->peers);
+        neap_klt_fit(kv);
+    }
+    for (neap_kv *kv = pool->kvs; kv; kv = kv->next)
+        if (kv->region == region) neap_klt_join(pool, kv);
+    close_unneeded(pool);
+    return 0;
 }
 
 static uint32_t n_layers_of(const neap_klt_use *use) {

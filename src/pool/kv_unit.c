@@ -258,6 +258,7 @@ void neap_pool_remove_region(neap_pool *pool, const void *region, neap_span addr
         }
         *at = kv->next;
         delete_units(pool, kv);
+        free(kv->rope);
         free(kv);
     }
     pthread_mutex_unlock(&pool->lock);

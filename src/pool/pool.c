@@ -83,6 +83,7 @@ void neap_pool_free(neap_pool *pool) {
         neap_kv *kv = pool->kvs;
         pool->kvs = kv->next;
         free(kv->units);
+        free(kv->rope);
         free(kv);
     }
     neap_weight_unit_free_files(pool);

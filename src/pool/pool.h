@@ -69,6 +69,10 @@ struct neap_kv {
     uint64_t overhead_bytes; /* that its reader keeps beside it */
 
     neap_klt_use klt;
+    /* What its K is turned by and the elements of a head, where the host has told; NULL: not yet.
+     * Set once; the pool's lock. */
+    neap_klt_rope *rope;
+    uint32_t k_head_dim;
     /* The caches of the same region that are the layers of its block, itself among them. NULL: not
      * there (yet). */
     neap_kv *peers[NEAP_KLT_LAYERS];
@@ -198,6 +202,14 @@ int neap_pool_add_kv(neap_pool *pool, const void *region, const neap_kv_layout *
  * over where it succeeds. Fails: -ENOMEM. */
 int neap_pool_set_klt(neap_pool *pool, neap_klt_model *model);
 const neap_klt_model *neap_pool_klt(const neap_pool *pool); /* the current one [L] */
+/* Bytes of the models that were made for a context: they count among its copies. [L] */
+uint64_t neap_pool_guest_bytes(const neap_pool *pool);
+/* Whether chunks of caches of the region are coded by a model, or are being copied. [L] */
+bool neap_pool_region_is_coded(const neap_pool *pool, const void *region);
+/* The caches of the region, of which no chunk is coded by another, are coded by that model from now
+ * on as far as it fits them, and so are those added later; models that nobody needs any more are
+ * closed. Takes it over where it succeeds. Fails: -ENOMEM. [L] */
+int neap_pool_adopt_klt(neap_pool *pool, const void *region, neap_klt_model *model);
 /* -EBUSY when cells are in use. */
 int neap_pool_relayout(neap_kv *kv, const neap_kv_layout *layout);
 /* Removes the caches added with that region and the weight units that touch its addresses. Nothing

@@ -95,6 +95,18 @@ static void scales(void) {
             off += pow((double)(back[i] - scaled[i]), 2);
         CHECK(off < 0.02 * power_of(scaled, N));
     }
+    /* Of all scales the best: what is left stands at right angles to what is decoded. */
+    neap_turbo_init(&turbo, 2);
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        neap_value_normal(seed, 1, N, row);
+        neap_turbo_encode(&turbo, row, N, coded);
+        CHECK(neap_turbo_decode(&turbo, coded, N, back));
+        double dot = 0;
+        for (uint32_t i = 0; i < N; i++)
+            dot += (double)((row[i] - back[i]) * back[i]);
+        CHECK(fabs(dot) < 1e-3 * power_of(back, N));
+    }
+    neap_turbo_init(&turbo, 4);
     memset(row, 0, sizeof row);
     neap_turbo_encode(&turbo, row, N, coded);
     CHECK(neap_turbo_decode(&turbo, coded, N, back) && power_of(back, N) == 0);

@@ -1,0 +1,265 @@
+/* lowram_use.c - see lowram_use.h.
+ *
+ * A fit is of a context: it is made from what is in memory when the caches of a region are evicted
+ * and none of their chunks is coded yet, of the stream that holds most. Until all chunks that it
+ * coded were written to again it stays; the chunks of the next context are then fitted anew. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "err.h"
+#include "lowram_module.h"
+#include "lowram_use.h"
+#include "rope.h"
+
+#define DEFAULT_RATIO 4.0
+
+enum {
+    LAYERS_MAX = 1024,
+    SAMPLE_ROWS = 4096, /* a fit looks at: more rows hardly change it and take longer */
+};
+
+bool neap_lowram_option_parse(const char *text, double *ret_ratio) {
+    const size_t len = strlen("lowram");
+    if (strncmp(text, "lowram", len) != 0) return false;
+    if (text[len] == '\0') {
+        *ret_ratio = DEFAULT_RATIO;
+        return true;
+    }
+    char *end;
+    const double ratio = text[len] == ':' ? strtod(text + len + 1, &end) : 0;
+    if (!(ratio > 1 && ratio < 1000) || *end != '\0') return false;
+    *ret_ratio = ratio;
+    return true;
+}
+
+static void note(neap_engine *engine, bool in_use, const char *text) {
+    neap_log(in_use ? NEAP_LOG_INFO : NEAP_LOG_WARN, "codec lowram: %s", text);
+    pthread_mutex_lock(&engine->pool->lock);
+    snprintf(engine->codec_note, sizeof engine->codec_note, "%s", text);
+    pthread_mutex_unlock(&engine->pool->lock);
+}
+
+/* ---- the module ---- */
+
+/* Lines of the module's own log, which begin as ours do. */
+static void forward(int level, const char *line, void *ctx) {
+    const size_t prefix = strlen("neap: ");
+    (void)ctx;
+    neap_log(level, "%s", strncmp(line, "neap: ", prefix) == 0 ? line + prefix : line);
+}
+
+static void *load(char *path, size_t cap) {
+    static const char *const places[] = {"", "../lib/", "../lib/neap/"};
+    Dl_info own;
+    char folder[PATH_MAX];
+    void *library = NULL;
+    if (!dladdr((void *)(uintptr_t)&neap_lowram_load, &own) || !own.dli_fname ||
+        snprintf(folder, sizeof folder, "%s", own.dli_fname) >= (int)sizeof folder)
+        return NULL;
+    char *name = strrchr(folder, '/');
+    if (name)
+        name[1] = '\0';
+    else
+        snprintf(folder, sizeof folder, "./");
+    for (size_t i = 0; i < sizeof places / sizeof *places && !library; i++)
+        if (snprintf(path, cap, "%s%s" NEAP_LOWRAM_MODULE_FILE, folder, places[i]) < (int)cap)
+            library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    return library;
+}
+
+void neap_lowram_load(neap_engine *engine) {
+    char path[PATH_MAX], text[sizeof engine->codec_note];
+    void *library = load(path, sizeof path);
+    const neap_lowram_module *module = library ? dlsym(library, NEAP_LOWRAM_MODULE_SYMBOL) : NULL;
+    const bool is_ours = module && strcmp(module->version, NEAP_VERSION) == 0;
+    engine->lowram_library = library;
+    if (!is_ours || engine->policy->clean_storage) {
+        if (is_ours)
+            snprintf(text, sizeof text, "q8 instead: policy %s writes KV as it is",
+                     engine->policy->name);
+        else
+            snprintf(text, sizeof text, "q8 instead: " NEAP_LOWRAM_MODULE_FILE " %s",
+                     library ? "is of another version" : "is not beside this library");
+        note(engine, false, text);
+        return;
+    }
+    module->open(forward, NULL);
+    engine->lowram = module;
+    note(engine, true, "no context yet");
+}
+
+void neap_lowram_unload(neap_engine *engine) {
+    if (engine->lowram_library) dlclose(engine->lowram_library);
+}
+
+int neap_kv_set_rope(neap_kv *kv, uint32_t k_head_dim, const neap_kv_rope *rope) {
+    const neap_rope turn = {.mode = rope->mode,
+                            .n_dims = rope->n_dims,
+                            .n_ctx_orig = rope->n_ctx_orig,
+                            .freq_base = rope->freq_base,
+                            .freq_scale = rope->freq_scale,
+                            .ext_factor = rope->ext_factor,
+                            .attn_factor = rope->attn_factor,
+                            .beta_fast = rope->beta_fast,
+                            .beta_slow = rope->beta_slow,
+                            .freq_factors = rope->freq_factors};
+    neap_klt_rope *folded = malloc(sizeof *folded);
+    if (!folded) return -ENOMEM;
+    int err = neap_rope_fold(&turn, k_head_dim, folded);
+    pthread_mutex_lock(&kv->pool->lock);
+    if (!err && !kv->rope) {
+        kv->rope = folded;
+        kv->k_head_dim = k_head_dim;
+        folded = NULL;
+    }
+    pthread_mutex_unlock(&kv->pool->lock);
+    free(folded);
+    return err;
+}
+
+/* ---- contexts ---- */
+
+/* What a fit is made from. */
+typedef struct source {
+    uint32_t n_layers, n_cells, n_streams;
+    uint32_t stream, n_rows;
+    neap_kv *kvs[LAYERS_MAX]; /* by layer */
+    neap_lowram_layer layers[LAYERS_MAX];
+    neap_klt_plane k[LAYERS_MAX], v[LAYERS_MAX];
+} source;
+
+static bool are_rows(const neap_kv_plane *plane) {
+    return !plane->transposed && plane->type == NEAP_KV_F16 &&
+           plane->row_bytes == 2 * (size_t)plane->row_elems;
+}
+
+static bool is_known(const neap_kv *kv) {
+    const neap_kv_layout *layout = &kv->layout;
+    if (!kv->rope || !layout->positions || layout->n_planes != 2 || layout->layer < 0 ||
+        !are_rows(&layout->planes[0]) || !are_rows(&layout->planes[1]))
+        return false;
+    const uint32_t k_row = layout->planes[0].row_elems, v_row = layout->planes[1].row_elems;
+    return k_row % kv->k_head_dim == 0 && v_row % (k_row / kv->k_head_dim) == 0;
+}
+
+/* The region's caches that grow with the context - those with a sliding window are smaller - in the
+ * order of their layers. [L] */
+static void find_layers(const neap_pool *pool, const void *region, source *src) {
+    for (neap_kv *kv = pool->kvs; kv; kv = kv->next)
+        if (kv->region == region && is_known(kv) && kv->layout.n_cells > src->n_cells)
+            src->n_cells = kv->layout.n_cells;
+    for (neap_kv *kv = pool->kvs; kv; kv = kv->next) {
+        if (kv->region != region || !is_known(kv) || kv->layout.n_cells != src->n_cells ||
+            src->n_layers == LAYERS_MAX)
+            continue;
+        uint32_t at = src->n_layers++;
+        for (; at > 0 && src->kvs[at - 1]->layout.layer > kv->layout.layer; at--)
+            src->kvs[at] = src->kvs[at - 1];
+        src->kvs[at] = kv;
+    }
+    src->n_streams = src->n_layers ? src->kvs[0]->layout.n_streams : 0;
+}
+
+/* Whole chunks of a stream from its first on that are there in all layers. [L] */
+static uint32_t rows_there(const neap_pool *pool, const source *src, uint32_t stream,
+                           bool *ret_has_new) {
+    uint32_t chunk = 0;
+    *ret_has_new = false;
+    for (; (chunk + 1) * NEAP_CHUNK_CELLS <= src->n_cells; chunk++)
+        for (uint32_t l = 0; l < src->n_layers; l++) {
+            const neap_unit *unit = neap_pool_unit(pool, neap_kv_unit(src->kvs[l], stream, chunk));
+            if (neap_unit_state_of(unit) != NEAP_UNIT_RESIDENT || unit->used < NEAP_CHUNK_CELLS)
+                return chunk * NEAP_CHUNK_CELLS;
+            *ret_has_new = *ret_has_new || (!unit->swap && !unit->keeps_codec);
+        }
+    return chunk * NEAP_CHUNK_CELLS;
+}
+
+/* False: nothing to fit. [L] */
+static bool find_source(const neap_pool *pool, const void *region, source *src) {
+    memset(src, 0, sizeof *src);
+    find_layers(pool, region, src);
+    for (uint32_t s = 0; s < src->n_streams; s++) {
+        bool has_new;
+        const uint32_t n_rows = rows_there(pool, src, s, &has_new);
+        if (!has_new || n_rows <= src->n_rows) continue;
+        src->n_rows = n_rows;
+        src->stream = s;
+    }
+    for (uint32_t l = 0; l < src->n_layers; l++) {
+        const neap_kv *kv = src->kvs[l];
+        const neap_kv_plane *k = &kv->layout.planes[0], *v = &kv->layout.planes[1];
+        const uint32_t n_heads = k->row_elems / kv->k_head_dim;
+        const size_t first = (size_t)src->stream * src->n_cells;
+        src->layers[l] = (neap_lowram_layer){.layer = (uint32_t)kv->layout.layer,
+                                             .n_kv_heads = n_heads,
+                                             .k_head_dim = kv->k_head_dim,
+                                             .v_head_dim = v->row_elems / n_heads,
+                                             .rope = *kv->rope};
+        src->k[l] = (neap_klt_plane){(char *)k->base + first * k->row_bytes, k->row_bytes};
+        src->v[l] = (neap_klt_plane){(char *)v->base + first * v->row_bytes, v->row_bytes};
+    }
+    return src->n_rows > 0;
+}
+
+static void fit(neap_engine *engine, const void *region, const source *src) {
+    const uint64_t began_ns = neap_clock_ns();
+    char text[sizeof engine->codec_note];
+    neap_lowram_options options;
+    neap_klt_model *model = NULL;
+    engine->lowram->defaults(&options, engine->lowram_ratio);
+    options.sample_rows = SAMPLE_ROWS;
+    const neap_lowram_context context = {.n_rows = src->n_rows,
+                                         .positions =
+                                             src->kvs[0]->layout.positions +
+                                             (size_t)src->stream * src->kvs[0]->layout.n_cells,
+                                         .k = src->k,
+                                         .v = src->v};
+    int err = engine->lowram->make(&options, src->layers, src->n_layers, &context, &model);
+    if (!err) {
+        pthread_mutex_lock(&engine->pool->lock);
+        err = neap_pool_adopt_klt(engine->pool, region, model);
+        pthread_mutex_unlock(&engine->pool->lock);
+        if (err) neap_klt_model_close(model);
+    }
+    if (err == NEAP_E_BUDGET)
+        snprintf(text, sizeof text, "q8 instead: a context of %u cells is too short for ratio %g",
+                 src->n_rows, engine->lowram_ratio);
+    else if (err)
+        snprintf(text, sizeof text, "q8 instead: no fit of %u cells: %s", src->n_rows,
+                 neap_strerror(err));
+    else
+        snprintf(text, sizeof text, "lowram-%g, fitted to %u cells in %.1f s", engine->lowram_ratio,
+                 src->n_rows, (double)(neap_clock_ns() - began_ns) * 1e-9);
+    note(engine, !err, text);
+}
+
+/* A region that has caches after the one given; NULL: the first; none. [L] */
+static const void *next_region(const neap_engine *engine, const void *region) {
+    const neap_region *at = region ? ((const neap_region *)region)->next : engine->regions;
+    while (at && at->kind != NEAP_REGION_KV)
+        at = at->next;
+    return at;
+}
+
+void neap_lowram_prepare(neap_engine *engine) {
+    if (!engine->lowram) return;
+    source *src = malloc(sizeof *src);
+    if (!src) return;
+    const void *region = NULL;
+    for (;;) {
+        pthread_mutex_lock(&engine->pool->lock);
+        region = next_region(engine, region);
+        const bool is_due = region && !neap_pool_region_is_coded(engine->pool, region) &&
+                            find_source(engine->pool, region, src);
+        pthread_mutex_unlock(&engine->pool->lock);
+        if (!region) break;
+        if (is_due) fit(engine, region, src);
+    }
+    free(src);
+}

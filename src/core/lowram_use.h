@@ -1,0 +1,18 @@
+/* lowram_use.h - codec lowram of an engine: its module, and the fit of a context that is evicted.
+ */
+#ifndef NEAP_CORE_LOWRAM_USE_H
+#define NEAP_CORE_LOWRAM_USE_H
+
+#include <stdbool.h>
+
+#include "core_int.h"
+
+/* "lowram" (*ret_ratio: the default) or "lowram:RATIO", above 1; false: anything else. */
+bool neap_lowram_option_parse(const char *text, double *ret_ratio);
+/* Loads the module, which lies beside this library, or in lib or lib/neap beside its folder;
+ * without it q8 does the work, and that is said. */
+void neap_lowram_load(neap_engine *engine);
+void neap_lowram_unload(neap_engine *engine);
+/* Makes fits of contexts that have none, before they are evicted. Alone. */
+void neap_lowram_prepare(neap_engine *engine);
+#endif
