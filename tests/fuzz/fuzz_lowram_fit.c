@@ -79,10 +79,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 static void run_shape(const lowram_shape *shape, const neap_lowram_options *options) {
     lowram_problem p;
     neap_lowram *fit = NULL;
-    size_t len;
+    size_t made;
     lowram_problem_make(&p, shape, 9);
     CHECK(neap_lowram_fit(options, p.layers, shape->n_layers, &p.context, &fit) == 0);
-    const void *bytes = neap_lowram_bytes(fit, &len);
+    const void *bytes = neap_lowram_bytes(fit, &made);
+    const size_t len = made;
+    CHECK(len > 300 && len < 1 << 20);
     uint8_t *input = lowram_alloc(1 + len, 1);
     input[0] = 1;
     memcpy(input + 1, bytes, len);
