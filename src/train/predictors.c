@@ -311,80 +311,78 @@ void neap_context_head(const neap_trainer *trainer, uint32_t i, uint32_t head, f
 
 /* ---- learning ---- */
 
+/* The head at hand: its rows of all contexts, and each context of them. */
+typedef struct work {
+    const layer *layer;
+    uint32_t head, n;
+    float *k, *v;
+    neap_value_task *tasks; /* [n_tasks] */
+    uint32_t n_tasks;
+} work;
+
+/* Mean over the contexts, after a fit to each; adapt NULL: as it is. */
+static int explained_by(const work *w, const neap_value *start, const neap_value_options *adapt,
+                        double *ret_explained) {
+    const size_t n_bytes = neap_value_n_params(&start->shape) * sizeof *start->w1;
+    neap_value fitted;
+    double sum = 0, explained = 0;
+    int err = neap_value_create(&start->shape, &fitted);
+    if (err) return err;
+    for (uint32_t c = 0; c < w->n_tasks && !err; c++) {
+        const neap_value_task *t = &w->tasks[c];
+        memcpy(fitted.w1, start->w1, n_bytes);
+        err = adapt ? neap_value_fit(t->keys, t->values, t->n, adapt, &fitted) : 0;
+        if (!err) err = neap_value_explained(&fitted, t->keys, t->values, t->n, &explained);
+        sum += explained / w->n_tasks;
+    }
+    *ret_explained = sum;
+    neap_value_free(&fitted);
+    return err;
+}
+
 /* Wlin of the weights, or of least squares; and what it explains. */
-static int learn_linear(const layer *l, uint32_t head, const float *k, const float *v, uint32_t n,
-                        neap_learned_head *to, double *ret_explained) {
+static int learn_linear(const work *w, neap_learned_head *to, double *ret_explained) {
+    const layer *l = w->layer;
     const uint32_t dk = l->shape.dk, dv = l->shape.dv;
     const neap_value_shape shape = neap_value_shape_of(dk, dv, 0);
-    const neap_value_options options = neap_value_defaults(NEAP_VALUE_RIDGE);
+    neap_value_options options = neap_value_defaults(NEAP_VALUE_RIDGE);
     neap_value linear;
     int err = neap_value_create(&shape, &linear);
     if (err) return err;
-    if (l->shape.is_slim) {
-        err = neap_value_slim(l->k_gram + (size_t)head * dk * dk, l->kv + (size_t)head * dk * dv,
-                              dk, dv, linear.wlin);
-        for (uint32_t j = 0; j < dv; j++) {
-            linear.b2[j] = to->norm.v_mean[j];
-            for (uint32_t c = 0; c < dk; c++)
-                linear.b2[j] -= to->norm.k_mean[c] * linear.wlin[c * dv + j];
-        }
-    } else {
-        err = neap_value_fit(k, v, n, &options, &linear);
-    }
-    if (!err) err = neap_value_explained(&linear, k, v, n, ret_explained);
+    if (l->shape.is_slim)
+        err = neap_value_slim(l->k_gram + (size_t)w->head * dk * dk,
+                              l->kv + (size_t)w->head * dk * dv, dk, dv, linear.wlin);
+    else
+        err = neap_value_fit(w->k, w->v, w->n, &options, &linear);
+    options.start = NEAP_VALUE_WLIN; /* means are the context's */
+    options.fix_linear = true;
+    if (!err) err = explained_by(w, &linear, &options, ret_explained);
     if (!err) memcpy(to->linear, linear.wlin, (size_t)dk * dv * sizeof *to->linear);
     neap_value_free(&linear);
     return err;
 }
 
-static int learn_warm(const layer *l, const float *k, const float *v, uint32_t n,
-                      neap_learned_head *to, double *ret_explained) {
+static int learn_warm(const work *w, neap_learned_head *to, double *ret_explained) {
     neap_value_options options = neap_value_defaults(NEAP_VALUE_RIDGE);
     options.steps = WARM_STEPS;
     options.sample = WARM_ROWS;
     options.norm = &to->norm;
-    options.seed = l->shape.layer + 1;
-    const int err = neap_value_fit(k, v, n, &options, &to->warm);
-    return err ? err : neap_value_explained(&to->warm, k, v, n, ret_explained);
+    options.seed = w->layer->shape.layer + 1;
+    const int err = neap_value_fit(w->k, w->v, w->n, &options, &to->warm);
+    return err ? err : explained_by(w, &to->warm, NULL, ret_explained);
 }
 
-/* From the warm start; what it explains is after its steps in each context. */
-static int learn_meta(const neap_predictors *p, const float *k, const float *v,
-                      neap_learned_head *to, double *ret_explained) {
-    const neap_value_shape *s = &to->meta.shape;
+/* From the warm start; what it explains is after the steps that it was learned for. */
+static int learn_meta(const work *w, neap_learned_head *to, double *ret_explained) {
     const neap_value_meta_options options = neap_value_meta_defaults();
-    const size_t n_bytes = neap_value_n_params(s) * sizeof *to->meta.w1;
-    neap_value adapted;
-    neap_value_task *tasks = malloc(p->n_contexts * sizeof *tasks);
-    int err = tasks ? neap_value_create(s, &adapted) : -ENOMEM;
-    if (err) {
-        free(tasks);
-        return err;
-    }
-    for (uint32_t c = 0; c < p->n_contexts; c++)
-        tasks[c] =
-            (neap_value_task){k + (size_t)p->begin[c] * s->dk, v + (size_t)p->begin[c] * s->dv,
-                              p->begin[c + 1] - p->begin[c]};
-    memcpy(to->meta.w1, to->warm.w1, n_bytes);
-    err = neap_value_meta(tasks, p->n_contexts, &to->norm, &options, &to->meta);
     neap_value_options adapt = neap_value_defaults(NEAP_VALUE_ADAM);
     adapt.start = NEAP_VALUE_GIVEN;
     adapt.steps = options.inner_steps;
     adapt.rate = options.inner_rate;
     adapt.norm = &to->norm;
-    double sum = 0, explained = 0;
-    for (uint32_t c = 0; c < p->n_contexts && !err; c++) {
-        memcpy(adapted.w1, to->meta.w1, n_bytes);
-        err = neap_value_fit(tasks[c].keys, tasks[c].values, tasks[c].n, &adapt, &adapted);
-        if (!err)
-            err = neap_value_explained(&adapted, tasks[c].keys, tasks[c].values, tasks[c].n,
-                                       &explained);
-        sum += explained / p->n_contexts;
-    }
-    *ret_explained = sum;
-    neap_value_free(&adapted);
-    free(tasks);
-    return err;
+    memcpy(to->meta.w1, to->warm.w1, neap_value_n_params(&to->warm.shape) * sizeof *to->warm.w1);
+    const int err = neap_value_meta(w->tasks, w->n_tasks, &to->norm, &options, &to->meta);
+    return err ? err : explained_by(w, &to->meta, &adapt, ret_explained);
 }
 
 static int head_create(const layer *l, neap_learned_head *ret_head) {
@@ -406,22 +404,45 @@ static void heads_free(neap_learned_head *heads, uint32_t n) {
     free(heads);
 }
 
+static void work_fini(work *w) {
+    free(w->k);
+    free(w->tasks);
+}
+
+static int work_init(const neap_predictors *p, const layer *l, uint32_t head, work *ret_work) {
+    const uint32_t dk = l->shape.dk, dv = l->shape.dv;
+    work w = {.layer = l, .head = head, .n = p->begin[p->n_contexts], .n_tasks = p->n_contexts};
+    w.k = malloc((size_t)w.n * (dk + dv) * sizeof *w.k);
+    w.tasks = malloc(w.n_tasks * sizeof *w.tasks);
+    if (!w.k || !w.tasks) {
+        work_fini(&w);
+        return -ENOMEM;
+    }
+    w.v = w.k + (size_t)w.n * dk;
+    gather(l->k, w.n, l->shape.n_kv_heads, head, dk, w.k);
+    gather(l->v, w.n, l->shape.n_kv_heads, head, dv, w.v);
+    for (uint32_t c = 0; c < w.n_tasks; c++)
+        w.tasks[c] =
+            (neap_value_task){w.k + (size_t)p->begin[c] * dk, w.v + (size_t)p->begin[c] * dv,
+                              p->begin[c + 1] - p->begin[c]};
+    *ret_work = w;
+    return 0;
+}
+
 static int learn_head(const neap_predictors *p, const layer *l, uint32_t head,
                       neap_learned_head *to, neap_predictors_result *result) {
-    const uint32_t n = p->begin[p->n_contexts], dk = l->shape.dk, dv = l->shape.dv;
-    float *k = malloc((size_t)n * (dk + dv) * sizeof *k);
-    float *v = k ? k + (size_t)n * dk : NULL;
     double linear = 0, warm = 0, meta = 0;
-    int err = k ? head_create(l, to) : -ENOMEM;
+    work w;
+    int err = work_init(p, l, head, &w);
+    if (err) return err;
+    err = head_create(l, to);
     if (!err) {
-        gather(l->k, n, l->shape.n_kv_heads, head, dk, k);
-        gather(l->v, n, l->shape.n_kv_heads, head, dv, v);
-        neap_value_norm_measure(&to->warm.shape, k, v, n, &to->norm);
-        err = learn_linear(l, head, k, v, n, to, &linear);
+        neap_value_norm_measure(&to->warm.shape, w.k, w.v, w.n, &to->norm);
+        err = learn_linear(&w, to, &linear);
     }
-    if (!err) err = learn_warm(l, k, v, n, to, &warm);
-    if (!err) err = learn_meta(p, k, v, to, &meta);
-    free(k);
+    if (!err) err = learn_warm(&w, to, &warm);
+    if (!err) err = learn_meta(&w, to, &meta);
+    work_fini(&w);
     result->linear += linear / result->n_heads;
     result->warm += warm / result->n_heads;
     result->meta += meta / result->n_heads;

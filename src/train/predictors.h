@@ -37,7 +37,8 @@ typedef struct neap_predictors_result {
     uint32_t n_layers, n_heads;   /* heads of all layers */
     uint32_t n_slim, n_key_norms; /* layers whose Wlin is of the weights; with a norm between */
     uint64_t n_tokens;            /* learned from */
-    /* Explained variance of the values, over those tokens: means over the heads. */
+    /* Explained variance of the values within each context, means over contexts and heads: with the
+     * context's means, as it is, after two steps of Adam. */
     double linear, warm, meta;
     /* Mean squares of the error of the logarithm of attention to come; untrained: expected to be
      * as it was. 0: no context was long enough. */
