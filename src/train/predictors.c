@@ -19,7 +19,7 @@
 #define MEMORY ((uint64_t)512 << 20)
 #define HISTORY_MEMORY ((uint64_t)256 << 20)
 enum {
-    CONTEXT_ROWS = 512,
+    CONTEXT_ROWS = 1024,
     HISTORY_TOKENS = 512, /* least of a context whose attention is learned from */
     WARM_STEPS = 25,
     WARM_ROWS = 8192, /* that those steps look at */

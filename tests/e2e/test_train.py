@@ -75,7 +75,15 @@ def body(work):
     s.check_equal([(f["profile"], f["ratio"]) for f in shown["files"]],
                   [("head", 4.0), ("joint", 8.0)], "files")
     folder = os.path.join(work, "neap", "trained", shown["digest"])
-    s.check_equal(sorted(os.listdir(folder)), ["klt-head-4.bin", "klt-joint-8.bin"], folder)
+    s.check_equal(sorted(os.listdir(folder)), ["klt-head-4.bin", "klt-joint-8.bin", "lowram.bin"],
+                  folder)
+    learned = shown["lowram"]
+    s.say(f"lowram: {learned}")
+    s.check_equal(os.path.getsize(learned["path"]), learned["bytes"], "size said")
+    s.check(learned["heads"] == 90 and learned["layers_slim"] == 30 and
+            learned["layers_key_norm"] == 0, learned)
+    s.check(0 < learned["linear"] < learned["warm"] < 1 and 0 < learned["meta"] < 1, learned)
+    s.check(learned["attention_error"] < learned["attention_untrained"], learned)
     slot = save_slot(work)
     for made, limit in zip(shown["files"], (0.03, 0.1)):
         s.check_equal(os.path.getsize(made["path"]), made["bytes"], "size said")
