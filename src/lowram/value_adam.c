@@ -27,8 +27,8 @@ static void errors_of(const neap_value *value, const neap_value_rows *rows, cons
 }
 
 /* Adds a block's part, over scale, to the gradient. */
-static double add_block(const neap_value *value, const neap_value_rows *rows, float scale,
-                        float *scratch, neap_value *gradient) {
+static double add_block(const neap_value *value, const neap_value_rows *rows, bool only_hidden,
+                        float scale, float *scratch, neap_value *gradient) {
     const neap_value_shape *s = &value->shape;
     const int n = (int)rows->n, dv = (int)s->dv, hidden = (int)s->hidden;
     float *h = scratch, *back = h + rows->n * s->hidden, *error = back + rows->n * s->hidden;
@@ -41,12 +41,13 @@ static double add_block(const neap_value *value, const neap_value_rows *rows, fl
             sum += (double)(e * e);
             gradient->b2[j] += scale * e;
         }
-    if (s->d_lin)
+    if (s->d_lin && !only_hidden)
         cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)s->d_lin, dv, n, scale, rows->k,
                     (int)s->row, error, dv, 1, gradient->wlin, dv);
     if (hidden == 0) return sum;
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, hidden, dv, n, scale, h, hidden, error, dv,
-                1, gradient->w2, dv);
+    if (!only_hidden)
+        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, hidden, dv, n, scale, h, hidden, error,
+                    dv, 1, gradient->w2, dv);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, hidden, dv, scale, error, dv, value->w2,
                 dv, 0, back, hidden);
     for (size_t i = 0; i < rows->n; i++)
@@ -60,8 +61,8 @@ static double add_block(const neap_value *value, const neap_value_rows *rows, fl
     return sum;
 }
 
-double neap_value_gradient(const neap_value *value, const neap_value_rows *rows, float *scratch,
-                           float *ret_gradient) {
+double neap_value_gradient(const neap_value *value, const neap_value_rows *rows, bool only_hidden,
+                           float *scratch, float *ret_gradient) {
     const neap_value_shape *s = &value->shape;
     const ptrdiff_t b1 = value->b1 - value->w1, w2 = value->w2 - value->w1;
     neap_value gradient = {.shape = *s,
@@ -76,7 +77,7 @@ double neap_value_gradient(const neap_value *value, const neap_value_rows *rows,
         const size_t left = rows->n - at;
         const neap_value_rows block = {rows->k + at * s->row, rows->v + at * s->dv,
                                        left < NEAP_VALUE_BLOCK ? left : NEAP_VALUE_BLOCK};
-        sum += add_block(value, &block, 2 / (float)rows->n, scratch, &gradient);
+        sum += add_block(value, &block, only_hidden, 2 / (float)rows->n, scratch, &gradient);
     }
     return sum / (double)rows->n;
 }
@@ -91,7 +92,7 @@ int neap_value_fit_adam(const neap_value_rows *rows, const neap_value_options *o
     float *scratch = malloc((n_all + neap_value_scratch(&io->shape)) * sizeof *scratch);
     int err = scratch ? neap_adam_init(&adam, n, options->rate, 0) : -ENOMEM;
     for (uint32_t step = 0; step < options->steps && !err; step++) {
-        neap_value_gradient(io, rows, scratch + n_all, scratch);
+        neap_value_gradient(io, rows, false, scratch + n_all, scratch);
         neap_adam_step(&adam, scratch, io->w1);
     }
     neap_adam_fini(&adam);

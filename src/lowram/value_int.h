@@ -32,10 +32,10 @@ void neap_value_normal(uint64_t seed, float deviation, size_t n, float *ret_valu
 void neap_value_randomise(neap_value *value, uint64_t seed);
 
 /* value_adam.c: gradient of |f(K) - V|^2 / n by all parameters, laid out as they are. Returns the
- * loss. scratch: neap_value_scratch(shape) floats. */
+ * loss. only_hidden: only those of W1 and b1 count. scratch: neap_value_scratch(shape) floats. */
 size_t neap_value_scratch(const neap_value_shape *shape);
-double neap_value_gradient(const neap_value *value, const neap_value_rows *rows, float *scratch,
-                           float *ret_gradient);
+double neap_value_gradient(const neap_value *value, const neap_value_rows *rows, bool only_hidden,
+                           float *scratch, float *ret_gradient);
 
 int neap_value_fit_adam(const neap_value_rows *rows, const neap_value_options *options,
                         neap_value *io);

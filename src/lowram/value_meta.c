@@ -57,10 +57,10 @@ static void add_task(work *w, const neap_value_meta_options *o, const neap_value
     memcpy(w->adapted.w1, w->start.w1, w->n * sizeof *w->start.w1);
     neap_adam_restart(&w->inner);
     for (uint32_t i = 0; i < o->inner_steps; i++) {
-        neap_value_gradient(&w->adapted, rows, w->scratch, w->gradient);
+        neap_value_gradient(&w->adapted, rows, false, w->scratch, w->gradient);
         neap_adam_step(&w->inner, w->gradient, w->adapted.w1);
     }
-    neap_value_gradient(&w->adapted, rows, w->scratch, w->gradient);
+    neap_value_gradient(&w->adapted, rows, false, w->scratch, w->gradient);
     cblas_saxpy((int)w->n, 1 / (float)o->contexts, w->gradient, 1, w->sum, 1);
 }
 

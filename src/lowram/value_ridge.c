@@ -22,7 +22,10 @@ void dpotri_(const char *uplo, const int *n, double *a, const int *lda, int *inf
 
 enum { PAIRS = 6, TRIES = 5 };
 #define UNIT_FLOOR 1e-2f /* least |w2|^2 in the metric, over the mean of the units */
-#define KEY_FLOOR 1e-2   /* penalty on the covariance of the keys in the metric */
+#define KEY_FLOOR 1e-3   /* penalty on the covariance of the keys in the metric */
+/* Tried first. On 6 heads of SmolLM2, 3005 tokens of the GPL, 5 steps: explained 0.765 with 1,
+ * 0.770 with 2; with a KEY_FLOOR ten times smaller 0.773. */
+#define FIRST_SHARE 2.0f
 
 /* ---- readout ---- */
 
@@ -299,7 +302,7 @@ static void add_pair(search *q) {
 static int take_step(const neap_value_rows *rows, double ridge, normal *e, search *q,
                      double *io_error, bool *ret_taken) {
     const size_t n_params = neap_value_n_params(&q->best.shape);
-    float share = 1;
+    float share = FIRST_SHARE;
     *ret_taken = false;
     for (int i = 0; i < TRIES && !*ret_taken; i++, share /= 4) {
         double error;
@@ -329,7 +332,7 @@ static int project(const neap_value_rows *rows, const neap_value_options *option
     if (err) return err;
     for (uint32_t step = 0; step < options->steps && going && !err; step++) {
         memcpy(q.old, q.gradient, q.n * sizeof *q.old);
-        neap_value_gradient(&q.best, rows, q.scratch, q.gradient);
+        neap_value_gradient(&q.best, rows, true, q.scratch, q.gradient);
         if (step > 0) add_pair(&q);
         choose_direction(&q);
         err = take_step(rows, options->ridge, e, &q, &error, &going);

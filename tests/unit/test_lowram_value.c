@@ -77,13 +77,15 @@ static void gradient(void) {
     fill(4, 1, ROWS * shape.row, keys);
     fill(5, 1, ROWS * DV, values);
     const neap_value_rows rows = {keys, values, ROWS};
-    neap_value_gradient(&value, &rows, scratch, by_formula);
+    neap_value_gradient(&value, &rows, false, scratch, by_formula);
+    neap_value_gradient(&value, &rows, true, scratch, unused);
+    CHECK(memcmp(unused, by_formula, HIDDEN * (DK + 1) * sizeof *unused) == 0);
     for (size_t i = 0; i < n_params; i++) {
         const float held = value.w1[i], h = 2e-3f;
         value.w1[i] = held + h;
-        const double above = neap_value_gradient(&value, &rows, scratch, unused);
+        const double above = neap_value_gradient(&value, &rows, false, scratch, unused);
         value.w1[i] = held - h;
-        const double below = neap_value_gradient(&value, &rows, scratch, unused);
+        const double below = neap_value_gradient(&value, &rows, false, scratch, unused);
         value.w1[i] = held;
         const double difference = (above - below) / (2 * (double)h);
         CHECK(fabs(difference - (double)by_formula[i]) < 5e-3 * (1 + fabs(difference)));
@@ -142,7 +144,7 @@ static void normal_equations(bool fix_linear) {
     float scratch[NEAP_VALUE_BLOCK * (2 * HIDDEN + DV)],
         slope[HIDDEN * (DK + 1 + DV) + DV + DK * DV];
     CHECK(sizeof scratch == neap_value_scratch(&shape) * sizeof *scratch);
-    const double loss = neap_value_gradient(&value, &rows, scratch, slope);
+    const double loss = neap_value_gradient(&value, &rows, false, scratch, slope);
     CHECK(fabs(loss - error) < 1e-4 * loss);
     const float *slope_w2 = slope + (value.w2 - value.w1),
                 *slope_b2 = slope + (value.b2 - value.w1);
