@@ -59,8 +59,10 @@ void neap_value_hidden(const neap_value *value, const float *keys, size_t n, flo
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)n, (int)s->hidden, (int)s->dk, 1,
                 keys + s->first, (int)s->row, value->w1, (int)s->dk, 1, hidden, (int)stride);
     for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < s->hidden; j++)
-            hidden[i * stride + j] = fmaxf(hidden[i * stride + j], 0);
+        for (size_t j = 0; j < s->hidden; j++) {
+            float *h = &hidden[i * stride + j];
+            *h = *h > 0 ? *h : 0; /* not fmaxf, which is a call */
+        }
 }
 
 void neap_value_predict(const neap_value *value, const float *keys, size_t n,
@@ -100,40 +102,44 @@ void neap_value_norm_free(neap_value_norm *norm) {
     *norm = (neap_value_norm){0};
 }
 
-/* Mean and variance of column c. */
-static void measure_column(const float *rows, size_t n, size_t width, size_t c, double *ret_mean,
-                           double *ret_variance) {
-    double sum = 0, squares = 0;
+/* Mean and variance of each column. */
+static void measure_columns(const float *rows, size_t n, size_t width, double *ret_means,
+                            double *ret_variances) {
+    memset(ret_means, 0, width * sizeof *ret_means);
+    memset(ret_variances, 0, width * sizeof *ret_variances);
     for (size_t i = 0; i < n; i++)
-        sum += (double)rows[i * width + c];
-    const double mean = sum / (double)n;
-    for (size_t i = 0; i < n; i++) {
-        const double x = (double)rows[i * width + c] - mean;
-        squares += x * x;
-    }
-    *ret_mean = mean;
-    *ret_variance = squares / (double)n;
+        for (size_t c = 0; c < width; c++)
+            ret_means[c] += (double)rows[i * width + c];
+    for (size_t c = 0; c < width; c++)
+        ret_means[c] /= (double)n;
+    for (size_t i = 0; i < n; i++)
+        for (size_t c = 0; c < width; c++) {
+            const double x = (double)rows[i * width + c] - ret_means[c];
+            ret_variances[c] += x * x;
+        }
+    for (size_t c = 0; c < width; c++)
+        ret_variances[c] /= (double)n;
 }
 
 void neap_value_norm_measure(const neap_value_shape *shape, const float *keys, const float *values,
                              size_t n, neap_value_norm *norm) {
     const size_t row = shape->row ? shape->row : shape->dk;
-    double mean, variance, sum = 0;
+    double means[NEAP_VALUE_WIDTH], variances[NEAP_VALUE_WIDTH], sum = 0;
+    measure_columns(keys, n, row, means, variances);
     for (size_t c = 0; c < row; c++) {
-        measure_column(keys, n, row, c, &mean, &variance);
-        norm->k_mean[c] = (float)mean;
-        norm->k_deviation[c] = (float)sqrt(variance);
-        sum += variance;
+        norm->k_mean[c] = (float)means[c];
+        norm->k_deviation[c] = (float)sqrt(variances[c]);
+        sum += variances[c];
     }
     /* An element that does not vary is not blown up. */
     const float least = (float)sqrt(sum / (double)row) * 1e-3f;
     for (size_t c = 0; c < row; c++)
         if (!(norm->k_deviation[c] > least)) norm->k_deviation[c] = least > 0 ? least : 1;
     sum = 0;
+    measure_columns(values, n, shape->dv, means, variances);
     for (size_t c = 0; c < shape->dv; c++) {
-        measure_column(values, n, shape->dv, c, &mean, &variance);
-        norm->v_mean[c] = (float)mean;
-        sum += variance;
+        norm->v_mean[c] = (float)means[c];
+        sum += variances[c];
     }
     norm->v_deviation = sum > 0 ? (float)sqrt(sum / (double)shape->dv) : 1;
 }
@@ -361,15 +367,14 @@ int neap_value_explained(const neap_value *value, const float *keys, const float
                          double *ret_explained) {
     const uint32_t dv = value->shape.dv;
     float *predicted = malloc((n * dv + 1) * sizeof *predicted);
-    double error = 0, all = 0, mean, variance;
+    double error = 0, all = 0, means[NEAP_VALUE_WIDTH], variances[NEAP_VALUE_WIDTH];
     if (!predicted) return -ENOMEM;
     neap_value_predict(value, keys, n, predicted);
     for (size_t i = 0; i < n * dv; i++)
         error += (double)(values[i] - predicted[i]) * (double)(values[i] - predicted[i]);
-    for (size_t c = 0; c < dv && n > 0; c++) {
-        measure_column(values, n, dv, c, &mean, &variance);
-        all += variance * (double)n;
-    }
+    if (n > 0) measure_columns(values, n, dv, means, variances);
+    for (size_t c = 0; c < dv && n > 0; c++)
+        all += variances[c] * (double)n;
     free(predicted);
     *ret_explained = all > 0 ? 1 - error / all : error > 0 ? -INFINITY : 1;
     return 0;

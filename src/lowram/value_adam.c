@@ -26,21 +26,21 @@ static void errors_of(const neap_value *value, const neap_value_rows *rows, cons
                     (int)s->hidden, value->w2, dv, 1, error, dv);
 }
 
+static void add_columns(const float *rows, size_t n, size_t width, float scale, float *sums) {
+    for (size_t i = 0; i < n; i++)
+        cblas_saxpy((int)width, scale, rows + i * width, 1, sums, 1);
+}
+
 /* Adds a block's part, over scale, to the gradient. */
 static double add_block(const neap_value *value, const neap_value_rows *rows, bool only_hidden,
                         float scale, float *scratch, neap_value *gradient) {
     const neap_value_shape *s = &value->shape;
     const int n = (int)rows->n, dv = (int)s->dv, hidden = (int)s->hidden;
     float *h = scratch, *back = h + rows->n * s->hidden, *error = back + rows->n * s->hidden;
-    double sum = 0;
     neap_value_hidden(value, rows->k, rows->n, h, s->hidden);
     errors_of(value, rows, h, error);
-    for (size_t i = 0; i < rows->n; i++)
-        for (size_t j = 0; j < s->dv; j++) {
-            const float e = error[i * s->dv + j];
-            sum += (double)(e * e);
-            gradient->b2[j] += scale * e;
-        }
+    const double sum = (double)cblas_sdot(n * dv, error, 1, error, 1);
+    if (!only_hidden) add_columns(error, rows->n, s->dv, scale, gradient->b2);
     if (s->d_lin && !only_hidden)
         cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)s->d_lin, dv, n, scale, rows->k,
                     (int)s->row, error, dv, 1, gradient->wlin, dv);
@@ -50,12 +50,9 @@ static double add_block(const neap_value *value, const neap_value_rows *rows, bo
                     dv, 1, gradient->w2, dv);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, hidden, dv, scale, error, dv, value->w2,
                 dv, 0, back, hidden);
-    for (size_t i = 0; i < rows->n; i++)
-        for (size_t j = 0; j < s->hidden; j++) {
-            float *b = &back[i * s->hidden + j];
-            *b = h[i * s->hidden + j] > 0 ? *b : 0;
-            gradient->b1[j] += *b;
-        }
+    for (size_t i = 0; i < rows->n * s->hidden; i++)
+        back[i] = h[i] > 0 ? back[i] : 0;
+    add_columns(back, rows->n, s->hidden, 1, gradient->b1);
     cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, hidden, (int)s->dk, n, 1, back, hidden,
                 rows->k + s->first, (int)s->row, 1, gradient->w1, (int)s->dk);
     return sum;

@@ -29,14 +29,16 @@ enum { PAIRS = 6, TRIES = 5 };
 
 /* ---- readout ---- */
 
-/* The normal equations: (features' features) readout = features' target. */
+/* The normal equations: (features' features) readout = features' target. What does not depend on
+ * W1, b1 is summed once for the rows. */
 typedef struct normal {
     size_t m;             /* features: [keys,] hidden units, 1 */
     uint32_t d_lin;       /* keys among them: 0 where Wlin is fixed */
-    float *features;      /* [NEAP_VALUE_BLOCK][m] */
-    float *target;        /* [NEAP_VALUE_BLOCK][dv] */
+    const float *keys;    /* of the rows that gram and cross are of; NULL: none */
+    float *hidden;        /* [NEAP_VALUE_BLOCK][hidden] */
+    float *target;        /* [NEAP_VALUE_BLOCK][dv], where Wlin is fixed */
     float *block;         /* [m][m + dv]: a block's part */
-    double *gram, *cross; /* [m][m] the lower triangle, [m][dv] */
+    double *gram, *cross; /* [m][m] summed in the lower triangle, [m][dv] */
     double *factor;       /* [m][m] */
     double *solution;     /* [dv][m] */
     double energy;        /* |target|^2 */
@@ -45,15 +47,16 @@ typedef struct normal {
 static int normal_init(const neap_value_shape *s, bool fix_linear, normal *ret_normal) {
     normal e = {.d_lin = fix_linear ? 0 : s->d_lin};
     e.m = e.d_lin + s->hidden + 1;
-    float *floats = malloc(((e.m + s->dv) * (NEAP_VALUE_BLOCK + e.m)) * sizeof *floats);
+    float *floats = malloc(((size_t)NEAP_VALUE_BLOCK * (s->hidden + s->dv) + e.m * (e.m + s->dv)) *
+                           sizeof *floats);
     double *doubles = malloc((2 * e.m * e.m + 2 * e.m * s->dv) * sizeof *doubles);
     if (!floats || !doubles) {
         free(floats);
         free(doubles);
         return -ENOMEM;
     }
-    e.features = floats;
-    e.target = e.features + NEAP_VALUE_BLOCK * e.m;
+    e.hidden = floats;
+    e.target = e.hidden + (size_t)NEAP_VALUE_BLOCK * s->hidden;
     e.block = e.target + (size_t)NEAP_VALUE_BLOCK * s->dv;
     e.gram = doubles;
     e.factor = e.gram + e.m * e.m;
@@ -64,44 +67,96 @@ static int normal_init(const neap_value_shape *s, bool fix_linear, normal *ret_n
 }
 
 static void normal_fini(normal *e) {
-    free(e->features);
+    free(e->hidden);
     free(e->gram);
 }
 
-static void add_block(const neap_value *value, const neap_value_rows *rows, normal *e) {
+/* to[n_rows][..stride] += a block's part [n_rows][n_columns]; only the lower triangle of it. */
+static void add_part(const float *part, size_t n_rows, size_t n_columns, bool is_triangle,
+                     size_t stride, double *to) {
+    for (size_t i = 0; i < n_rows; i++)
+        for (size_t j = 0; j < (is_triangle ? i + 1 : n_columns); j++)
+            to[i * stride + j] += (double)part[i * n_columns + j];
+}
+
+/* part[n_columns] = sums of the columns. */
+static void sum_columns(const float *rows, size_t n, size_t n_columns, size_t stride, float *part) {
+    memset(part, 0, n_columns * sizeof *part);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < n_columns; j++)
+            part[j] += rows[i * stride + j];
+}
+
+/* part[m][n_b] = a' b. */
+static void inner(const float *a, size_t m, size_t a_stride, const float *b, size_t n_b,
+                  size_t b_stride, size_t n, float *part) {
+    if (m == 0 || n_b == 0) return;
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)m, (int)n_b, (int)n, 1, a,
+                (int)a_stride, b, (int)b_stride, 0, part, (int)n_b);
+}
+
+/* Keys against keys, 1 and the target. */
+static void add_fixed(const neap_value_shape *s, const neap_value_rows *rows, const float *target,
+                      normal *e) {
+    const size_t d = e->d_lin, bias = e->m - 1;
+    e->energy += (double)cblas_sdot((int)(rows->n * s->dv), target, 1, target, 1);
+    inner(rows->k, d, s->row, rows->k, d, s->row, rows->n, e->block);
+    add_part(e->block, d, d, true, e->m, e->gram);
+    inner(rows->k, d, s->row, target, s->dv, s->dv, rows->n, e->block);
+    add_part(e->block, d, s->dv, false, s->dv, e->cross);
+    sum_columns(rows->k, rows->n, d, s->row, e->block);
+    add_part(e->block, 1, d, false, e->m, e->gram + bias * e->m);
+    sum_columns(target, rows->n, s->dv, s->dv, e->block);
+    add_part(e->block, 1, s->dv, false, s->dv, e->cross + bias * s->dv);
+    e->gram[bias * e->m + bias] += (double)rows->n;
+}
+
+/* Hidden units against all. */
+static void add_hidden(const neap_value *value, const neap_value_rows *rows, const float *target,
+                       normal *e) {
     const neap_value_shape *s = &value->shape;
-    const int n = (int)rows->n, m = (int)e->m, dv = (int)s->dv;
-    neap_value_hidden(value, rows->k, rows->n, e->features + e->d_lin, e->m);
-    for (size_t i = 0; i < rows->n; i++) {
-        memcpy(e->features + i * e->m, rows->k + i * s->row, e->d_lin * sizeof *e->features);
-        e->features[i * e->m + e->m - 1] = 1;
-    }
+    const size_t h = s->hidden, d = e->d_lin, bias = e->m - 1;
+    if (h == 0) return;
+    neap_value_hidden(value, rows->k, rows->n, e->hidden, h);
+    inner(e->hidden, h, h, rows->k, d, s->row, rows->n, e->block);
+    add_part(e->block, h, d, false, e->m, e->gram + d * e->m);
+    cblas_ssyrk(CblasRowMajor, CblasLower, CblasTrans, (int)h, (int)rows->n, 1, e->hidden, (int)h,
+                0, e->block, (int)h);
+    add_part(e->block, h, h, true, e->m, e->gram + d * e->m + d);
+    sum_columns(e->hidden, rows->n, h, h, e->block);
+    add_part(e->block, 1, h, false, e->m, e->gram + bias * e->m + d);
+    inner(e->hidden, h, h, target, s->dv, s->dv, rows->n, e->block);
+    add_part(e->block, h, s->dv, false, s->dv, e->cross + d * s->dv);
+}
+
+/* The target of the rows: what Wlin leaves of the values where it is fixed. */
+static const float *target_of(const neap_value *value, const neap_value_rows *rows, normal *e) {
+    const neap_value_shape *s = &value->shape;
+    if (e->d_lin == s->d_lin) return rows->v;
     memcpy(e->target, rows->v, rows->n * s->dv * sizeof *e->target);
-    if (e->d_lin < s->d_lin)
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, dv, (int)s->d_lin, -1, rows->k,
-                    (int)s->row, value->wlin, dv, 1, e->target, dv);
-    for (size_t i = 0; i < rows->n * s->dv; i++)
-        e->energy += (double)(e->target[i] * e->target[i]);
-    cblas_ssyrk(CblasRowMajor, CblasLower, CblasTrans, m, n, 1, e->features, m, 0, e->block, m);
-    for (size_t i = 0; i < e->m; i++)
-        for (size_t j = 0; j <= i; j++)
-            e->gram[i * e->m + j] += (double)e->block[i * e->m + j];
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, m, dv, n, 1, e->features, m, e->target, dv,
-                0, e->block, dv);
-    for (size_t i = 0; i < e->m * s->dv; i++)
-        e->cross[i] += (double)e->block[i];
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows->n, (int)s->dv, (int)s->d_lin,
+                -1, rows->k, (int)s->row, value->wlin, (int)s->dv, 1, e->target, (int)s->dv);
+    return e->target;
 }
 
 static void add_rows(const neap_value *value, const neap_value_rows *rows, normal *e) {
     const neap_value_shape *s = &value->shape;
-    memset(e->gram, 0, e->m * e->m * sizeof *e->gram);
-    memset(e->cross, 0, e->m * s->dv * sizeof *e->cross);
-    e->energy = 0;
+    const bool is_new = e->keys != rows->k;
+    for (size_t i = is_new ? 0 : e->d_lin; i < e->m; i++) {
+        const bool is_bias = i + 1 == e->m; /* its sums of the keys are fixed */
+        const size_t first = is_bias && !is_new ? e->d_lin : 0, end = is_bias && !is_new ? i : e->m;
+        memset(e->gram + i * e->m + first, 0, (end - first) * sizeof *e->gram);
+        if (!is_bias || is_new) memset(e->cross + i * s->dv, 0, s->dv * sizeof *e->cross);
+    }
+    if (is_new) e->energy = 0;
+    e->keys = rows->k;
     for (size_t at = 0; at < rows->n; at += NEAP_VALUE_BLOCK) {
         const size_t left = rows->n - at;
         const neap_value_rows block = {rows->k + at * s->row, rows->v + at * s->dv,
                                        left < NEAP_VALUE_BLOCK ? left : NEAP_VALUE_BLOCK};
-        add_block(value, &block, e);
+        const float *target = target_of(value, &block, e);
+        if (is_new) add_fixed(s, &block, target, e);
+        add_hidden(value, &block, target, e);
     }
 }
 
@@ -129,13 +184,21 @@ static int solve(normal *e, size_t n_rows, uint32_t n_outputs, double ridge) {
 
 /* |target - features readout|^2, from the sums; the factors' place is overwritten. */
 static double error_of(const normal *e, size_t n_outputs) {
-    double *product = e->factor, sum = e->energy; /* one output at a time */
-    for (size_t j = 0; j < n_outputs; j++) {
-        const double *c = e->solution + j * e->m;
-        cblas_dsymv(CblasRowMajor, CblasLower, (int)e->m, 1, e->gram, (int)e->m, c, 1, 0, product,
-                    1);
-        for (size_t i = 0; i < e->m; i++)
-            sum += c[i] * (product[i] - 2 * e->cross[i * n_outputs + j]);
+    const size_t m = e->m;
+    double sum = e->energy;
+    for (size_t i = 0; i < m; i++) /* the whole of gram, for a product that is fast */
+        for (size_t j = 0; j <= i; j++)
+            e->gram[j * m + i] = e->gram[i * m + j];
+    double *product = e->factor; /* as many outputs at once as there is room for */
+    for (size_t first = 0; first < n_outputs; first += m) {
+        const size_t left = n_outputs - first, n = left < m ? left : m;
+        const double *c = e->solution + first * m;
+        cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)n, (int)m, (int)m, 1, c, (int)m,
+                    e->gram, (int)m, 0, product, (int)m);
+        for (size_t j = 0; j < n; j++)
+            for (size_t i = 0; i < m; i++)
+                sum +=
+                    c[j * m + i] * (product[j * m + i] - 2 * e->cross[i * n_outputs + first + j]);
     }
     return sum > 0 ? sum : 0;
 }
