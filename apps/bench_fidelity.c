@@ -488,7 +488,7 @@ static void print_row(const bench *b, const column *c, long context, const neap_
     if (b->n_tasks && !c->is_floor)
         snprintf(tasks, sizeof tasks, "%.2f/%.2f", mean_of(c->task_sums, n_tasks),
                  mean_of(b->task_exact, n_tasks));
-    printf("%-20s %7ld %-20s %6.2f %9.5f [%.5f %.5f] %7.4f %6.3f %10s %10s %5zu\n", b->label,
+    printf("%-20s %7ld %-20s %6.2f %9.6f [%.6f %.6f] %7.4f %6.3f %10s %10s %5zu\n", b->label,
            context, c->method.name,
            c->is_floor ? 1.0 : (double)c->raw_bytes / (double)c->kept_bytes, f->kl, f->kl_low,
            f->kl_high, f->ppl_ratio, f->top1_agreement, tasks,
@@ -533,7 +533,7 @@ static int run(bench *b) {
     json_t *rows = json_array();
     int status = b->own_texts ? 0 : list_texts(b);
     if (!status && !b->options.as_json)
-        printf("%-20s %7s %-20s %6s %9s %-17s %7s %6s %10s %10s %5s\n", "MODEL", "CONTEXT",
+        printf("%-20s %7s %-20s %6s %9s %-19s %7s %6s %10s %10s %5s\n", "MODEL", "CONTEXT",
                "METHOD", "RATIO", "KL", "95 %", "PPL", "TOP-1", "TASKS", "FOR MODEL", "TEXTS");
     for (size_t i = 0; i < b->options.n_models && !status; i++)
         status = run_model(b, b->options.models[i], rows);
