@@ -562,10 +562,10 @@ static int learned_failed(const char *path, int err, bool *ret_is_there) {
     return neap_cli_error(NEAP_EXIT_FAILED, "train it again", "%s: %s", path, neap_strerror(err));
 }
 
-/* klt-PROFILE:RATIO. */
+/* klt-PROFILE:RATIO; a file of a lower ratio serves too. */
 static int open_klt(const char *model_path, neap_method *method, bool *ret_is_there) {
     static const char *const profiles[] = {"head", "layer", "joint"};
-    char folder[NEAP_PATH_MAX - 64], path[NEAP_PATH_MAX], *end;
+    char folder[NEAP_PATH_MAX - 64], *end;
     const char *profile = NULL, *text = method->name + strlen("klt-");
     uint64_t digest;
     for (size_t i = 0; i < 3; i++)
@@ -575,9 +575,8 @@ static int open_klt(const char *model_path, neap_method *method, bool *ret_is_th
     const double ratio = strtod(text, &end);
     if (end == text || *end || !(ratio > 1)) return unknown(method->name);
     int err = find_learned(model_path, &digest, folder, sizeof folder);
-    if (!err) err = neap_klt_path(folder, profile, ratio, path, sizeof path);
-    if (!err) err = neap_klt_model_open(path, digest, &method->klt);
-    return learned_failed(path, err, ret_is_there);
+    if (!err) err = neap_klt_profile_open(folder, profile, digest, ratio, &method->klt);
+    return learned_failed(method->name, err, ret_is_there);
 }
 
 static int open_starts(const char *model_path, neap_method *method, bool *ret_is_there) {

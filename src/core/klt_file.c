@@ -69,9 +69,8 @@ int neap_klt_path(const char *folder, const char *profile, double ratio, char *r
     return len < 0 || (size_t)len >= cap ? -ENAMETOOLONG : 0;
 }
 
-/* The file of that ratio, else the next lower whole one there is, at that ratio. */
-static int open_at(const char *folder, const char *profile, uint64_t digest, double ratio,
-                   neap_klt_model **ret_model) {
+int neap_klt_profile_open(const char *folder, const char *profile, uint64_t digest, double ratio,
+                          neap_klt_model **ret_model) {
     char path[PATH_MAX];
     int err = -ENOENT;
     for (double of = ratio; err == -ENOENT && of >= 1; of = ceil(of) - 1) {
@@ -101,7 +100,7 @@ int neap_klt_file_open(uint64_t digest, double ratio, neap_klt_model **ret_model
     for (size_t i = 0; i < n && err == -ENOENT; i++) {
         const char *profile = ratio > 0 ? wanted[i].profile : usual[i].profile;
         const double of = ratio > 0 ? ratio : usual[i].ratio;
-        err = ratio > 0 ? open_at(folder, profile, digest, ratio, ret_model)
+        err = ratio > 0 ? neap_klt_profile_open(folder, profile, digest, ratio, ret_model)
                         : neap_klt_path(folder, profile, of, path, sizeof path);
         if (!err && ratio == 0) err = neap_klt_model_open(path, digest, ret_model);
         if (!err) snprintf(ret_name, cap, "klt-%s-%g", profile, of);

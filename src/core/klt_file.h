@@ -22,6 +22,10 @@ int neap_klt_folder(uint64_t digest, char *ret_path, size_t cap);
 int neap_klt_path(const char *folder, const char *profile, double ratio, char *ret_path,
                   size_t cap);
 
+/* Opens the folder's file of a profile and ratio, else that of the next lower whole ratio there is,
+ * at that ratio. Fails as below. */
+int neap_klt_profile_open(const char *folder, const char *profile, uint64_t digest, double ratio,
+                          neap_klt_model **ret_model);
 /* Opens the model's file of that ratio: up to 4 that of single heads before those of a layer and of
  * several, beyond the reverse; where there is none, the file of the next lower whole ratio, at that
  * ratio. Ratio 0: the first there is of joint 8, joint 6, layer 8, layer 6, head 4, layer 4, joint
