@@ -60,7 +60,8 @@ int neap_unit_wait(neap_engine *engine, neap_unit *unit) {
             continue;
         }
         tried = true;
-        pthread_cond_wait(&engine->pool->changed, &engine->pool->lock);
+        if (!neap_pipeline_help(engine->pipeline))
+            pthread_cond_wait(&engine->pool->changed, &engine->pool->lock);
     }
     add_wait(engine, began_ns);
     return err;

@@ -2,7 +2,7 @@
  *
  *   storage queue  u4 u5 u6 ...  --> two threads, a whole unit each: while one reads, the other
  *                                    commits the pages of the next
- *   memory queue   u2 u3 ...     --> one thread that decodes
+ *   memory queue   u2 u3 ...     --> one thread that decodes, and whoever waits for a unit
  *
  * Queues are in order of need; a unit stands in the queue of the path that its copy lies on. What
  * klt coded together and is wanted comes with the first of it.
@@ -23,6 +23,7 @@
 
 enum { STORAGE_THREADS = 2, MEMORY_THREADS = 1, N_THREADS = STORAGE_THREADS + MEMORY_THREADS };
 enum { READER_DEPTH = 16 };
+enum { HELPERS = 8 };             /* most at a time */
 enum { RUN_MIN_BYTES = 1 << 20 }; /* shorter runs measure how fast threads wake */
 
 typedef struct queue {
@@ -52,6 +53,8 @@ struct neap_pipeline {
     uint32_t n_queued;
     restorer restorers[N_THREADS];
     uint32_t n_threads, n_of_path[NEAP_N_PATHS];
+    neap_worker idle[HELPERS]; /* of helpers that do not help just now */
+    uint32_t n_idle, n_helping;
     bool started, stopping;
 };
 
@@ -96,6 +99,12 @@ static bool run_leave(restorer *self) {
     return true;
 }
 
+/* Frees the buffers of helpers. [L] */
+static void idle_free(neap_pipeline *pipeline) {
+    while (pipeline->n_idle > 0)
+        neap_worker_fini(&pipeline->idle[--pipeline->n_idle]);
+}
+
 static void *restorer_main(void *ctx) {
     restorer *self = ctx;
     neap_pipeline *pipeline = self->pipeline;
@@ -110,6 +119,7 @@ static void *restorer_main(void *ctx) {
         if (!unit) {
             if (run_leave(self)) continue;
             neap_worker_trim(&worker);
+            if (self->path == NEAP_PATH_MEMORY) idle_free(pipeline);
             pthread_cond_wait(&q->filled, &pool->lock);
             continue;
         }
@@ -170,6 +180,7 @@ void neap_pipeline_free(neap_pipeline *pipeline) {
         pthread_join(pipeline->restorers[i].thread, NULL);
     for (int i = 0; i < NEAP_N_PATHS; i++)
         pthread_cond_destroy(&pipeline->queues[i].filled);
+    idle_free(pipeline);
     free(pipeline);
 }
 
@@ -274,4 +285,25 @@ int neap_pipeline_restore_here(neap_pipeline *pipeline, neap_unit *unit, neap_wo
         neap_pool_finish(pool, units[i], err, began_ns);
     pthread_mutex_lock(&pool->lock);
     return err;
+}
+
+bool neap_pipeline_help(neap_pipeline *pipeline) {
+    neap_unit *unit = pipeline->queues[NEAP_PATH_MEMORY].first, *units[NEAP_ALLOCATION_MAX];
+    run *r = &pipeline->runs[NEAP_PATH_MEMORY];
+    if (!unit || neap_unit_path(unit) != NEAP_PATH_MEMORY || pipeline->n_helping == HELPERS)
+        return false;
+    /* Committing the pages of many takes longer than what is waited for may take. */
+    if (neap_unit_state_of(unit) == NEAP_UNIT_EVICTED &&
+        neap_pool_allocation(pipeline->pool, unit, units) > 1)
+        return false;
+    neap_worker worker = {0};
+    if (pipeline->n_idle > 0) worker = pipeline->idle[--pipeline->n_idle];
+    pipeline->n_helping++;
+    const uint64_t bytes = path_bytes(unit);
+    if (neap_pipeline_restore_here(pipeline, unit, &worker) != 0) r->is_spoilt = true;
+    if (r->n_busy > 0) r->bytes += bytes; /* the path moved so much more meanwhile */
+    pipeline->n_helping--;
+    pipeline->idle[pipeline->n_idle++] = worker;
+    if (!pipeline->queues[NEAP_PATH_MEMORY].first) idle_free(pipeline);
+    return true;
 }

@@ -37,4 +37,8 @@ bool neap_pipeline_start(neap_pipeline *pipeline);
 /* Restores an EVICTED unit, or a queued one, on the calling thread; lets go of the lock meanwhile.
  * [L] */
 int neap_pipeline_restore_here(neap_pipeline *pipeline, neap_unit *unit, neap_worker *worker);
+/* For a thread that has to wait: restores the first unit of the memory queue, which takes a
+ * processor and no device. False: not done, there is none for it. Lets go of the lock meanwhile.
+ * [L] */
+bool neap_pipeline_help(neap_pipeline *pipeline);
 #endif
