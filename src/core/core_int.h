@@ -58,7 +58,7 @@ struct neap_engine {
     bool wants_klt; /* codec or kv klt was asked for; the next: of that ratio, 0: any */
     double klt_ratio;
     atomic_bool refusal_said; /* coded.c */
-    bool wants_lowram; /* codec lowram was asked for; the next: at that ratio */
+    bool wants_lowram;        /* codec lowram was asked for; the next: at that ratio */
     double lowram_ratio;
     const struct neap_lowram_module *lowram; /* NULL: not loaded; constant, as the next */
     void *lowram_library;

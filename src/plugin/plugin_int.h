@@ -71,7 +71,7 @@ typedef struct neap_layer_cache {
     uint8_t *lost;      /* [n_streams * n_cells] 1: content lost, must not be read; NULL: none */
     bool captured;      /* capture.c has written what it is */
     struct neap_selected *selected; /* [n_streams] selected.c's; NULL: nothing yet */
-    bool told_rope;     /* the engine knows what K is turned by, or cannot */
+    bool told_rope;                 /* the engine knows what K is turned by, or cannot */
 } neap_layer_cache;
 
 typedef struct neap_shadow {

@@ -202,9 +202,12 @@ static void check_parts(const klt_problem *p, const neap_klt_model *model, const
             CHECK(part_holds(p, whole, other, &part, 0xa5));
         }
     }
-    const neap_klt_part beyond[] = {
-        {0, whole->n_rows + 1, 0, 1}, {whole->n_rows, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 0, 0},
-        {0, 1, p->shape.n_heads, 1},  {1, UINT32_MAX, 0, 1}};
+    const neap_klt_part beyond[] = {{0, whole->n_rows + 1, 0, 1, false},
+                                    {whole->n_rows, 1, 0, 1, false},
+                                    {0, 0, 0, 1, false},
+                                    {0, 1, 0, 0, false},
+                                    {0, 1, p->shape.n_heads, 1, false},
+                                    {1, UINT32_MAX, 0, 1, false}};
     for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++)
         CHECK(neap_klt_decode_part(model, coded, len, other, &beyond[i], scratch) == NEAP_E_BOUND);
 }
