@@ -265,7 +265,7 @@ static int start(const neap_value_rows *rows, const neap_value_norm *norm,
 /* ---- fitting ---- */
 
 neap_value_options neap_value_defaults(int method) {
-    neap_value_options options = {.method = method, .seed = 1, .ridge = 1e-4, .rate = 1e-2};
+    neap_value_options options = {.method = method, .seed = 1, .ridge = 1e-4, .rate = 2e-2};
     options.steps = method == NEAP_VALUE_ADAM ? 300 : 5;
     options.sample = 2048;
     return options;
