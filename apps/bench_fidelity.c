@@ -150,19 +150,16 @@ static int read_tokens(bench *b, const char *path, neap_tokens *ret_tokens) {
 
 /* Puts what the method makes of the exact state into the context. A method that cannot - a context
  * too short for it, a model it does not know - is left out, and the others go on. */
-static int load_compressed(bench *b, column *c, const neap_kv_file *exact) {
-    uint64_t kept = 0;
+static int load_compressed(bench *b, column *c, const neap_kv_file *exact, uint64_t *ret_bytes) {
     uint8_t *bytes = malloc(exact->n_bytes);
     neap_kv_file state;
     if (!bytes) return no_memory();
     memcpy(bytes, exact->bytes, exact->n_bytes);
     const int err = neap_kv_file_of_state(bytes, exact->n_bytes, &state);
     if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(err));
-    c->is_out = neap_method_apply(&c->method, b->session, &state, &kept) != 0;
+    c->is_out = neap_method_apply(&c->method, b->session, &state, ret_bytes) != 0;
     b->left_out |= c->is_out;
     const int status = c->is_out ? 0 : neap_session_set(b->session, &state);
-    c->kept_bytes += kept;
-    c->raw_bytes += neap_method_raw_bytes(b->session, &state);
     neap_kv_file_free(&state);
     return status;
 }
@@ -189,7 +186,10 @@ static int score_methods(bench *b, const neap_tokens *tokens, size_t context,
         if (c->is_floor) {
             status = score_floor(b, tokens, context, &logits);
         } else {
-            status = load_compressed(b, c, exact);
+            uint64_t kept = 0;
+            status = load_compressed(b, c, exact, &kept);
+            c->kept_bytes += kept;
+            c->raw_bytes += neap_method_raw_bytes(b->session, exact);
             if (!status && !c->is_out)
                 status = neap_session_logits(b->session, tokens->ids + context, N_NEXT, &logits);
         }
@@ -266,10 +266,11 @@ static int ask_methods(bench *b, int kind, const neap_task *task, const neap_tok
     int status = 0;
     for (size_t i = 0; i < b->n_columns && !status; i++) {
         column *c = &b->columns[i];
+        uint64_t unused;
         double score = 0;
         step(b, c->method.name);
         if (c->is_floor || c->is_out) continue;
-        status = load_compressed(b, c, exact);
+        status = load_compressed(b, c, exact, &unused);
         if (!status && !c->is_out) status = answer(b, task, question, &score);
         c->task_sums[kind] += score;
     }

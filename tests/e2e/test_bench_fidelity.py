@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """neap bench fidelity: the rows and figures of a small model on two short texts. What is exact moves
 nothing, what is coarse moves much, ratios are those that can be counted by hand; a trained klt has a
-row; what cannot be measured is refused by name."""
+row (with NEAP_TEST_ALL=1: training takes longer than all the rest); what cannot be measured is
+refused by name."""
 
 import json
 import os
@@ -16,7 +17,9 @@ TEXTS = ["/usr/share/common-licenses/GPL-3", os.path.join(s.ROOT, "src", "attn",
 # Least and greatest ratio; bits of an element and of what a group of them shares.
 RATIOS = {"none": (0.99, 1), "q8": (1.8, 2), "q4_0": (3.555, 3.556),
           "q4_0-rotated": (3.555, 3.556), "turboquant-centred:4": (3.7, 3.77),
-          "kivi:1": (2.85, 2.95), "xkv:4": (3.9, 4.1), "klt-head:4": (3.5, 4.1)}
+          "kivi:1": (2.85, 2.95), "xkv:4": (3.9, 4.1)}
+if s.ALL:
+    RATIOS["klt-head:4"] = (3.5, 4.1)
 
 
 def environment(work):
@@ -84,12 +87,15 @@ def check_texts(rows):
         s.check(0 < rows[name]["kl"] < 0.05, f"{name} moves too much, or nothing")
     s.check(rows["kivi:1"]["kl"] > 0.2 and rows["kivi:1"]["top1_agreement"] < 0.9, "one bit is kept?")
     s.check(rows["q8"]["kl"] < rows["q4_0"]["kl"] < rows["kivi:1"]["kl"], "order")
-    s.check(rows["klt-head:4"]["kl"] < rows["xkv:4"]["kl"], "klt")
-    s.check(rows["klt-head:4"]["model_bytes"] > 0 and rows["q8"]["model_bytes"] == 0, "model bytes")
+    s.check_equal(rows["q8"]["model_bytes"], 0, "model bytes of q8")
+    if s.ALL:
+        klt = rows["klt-head:4"]
+        s.check(klt["kl"] < rows["xkv:4"]["kl"] and klt["model_bytes"] > 0, klt)
     s.check_equal(rows["none"]["task_score"], None, "no tasks were asked for")
 
 
 def check_tasks(rows):
+    s.check(RATIOS["kivi:1"][0] <= rows["kivi:1"]["ratio"] <= RATIOS["kivi:1"][1], "ratio with tasks")
     s.check_equal(rows["none"]["task_score"], rows["none"]["task_baseline"], "exact tasks")
     s.check(0 <= rows["kivi:1"]["task_score"] <= rows["kivi:1"]["task_baseline"] <= 1, "coarse tasks")
     s.check_equal(len(rows["none"]["tasks"]), 4, "kinds of tasks")
@@ -98,7 +104,8 @@ def check_tasks(rows):
 def body(work):
     env = environment(work)
     refusals(env)
-    neap(env, "train", s.SMOLLM2, "--profile", "head", training_text(work))
+    if s.ALL:
+        neap(env, "train", s.SMOLLM2, "--profile", "head", training_text(work))
     check_texts(rows_of(env, "--tasks", "0", "--method", ",".join(["f16-fa-off", *RATIOS])))
     check_tasks(rows_of(env, "--tasks", "1", "--method", "none,kivi:1"))
 
