@@ -41,6 +41,12 @@ def a_prompt(server, seed, n_chunks):
     return tokens[:n_chunks * CHUNK + 40]
 
 
+def feed(server, prompt):
+    """A long one in parts: no request takes longer than it may."""
+    for n in [*range(4096, len(prompt), 4096), len(prompt)]:
+        server.tokens(prompt[:n], 1)
+
+
 def grow(server, prompt):
     """What the prompt adds to memory: held, at most meanwhile, said to be KV."""
     server.tokens(s.prose(42, 40), 8)
@@ -48,14 +54,14 @@ def grow(server, prompt):
     held, said = server.held(), kv_held(server.stat())
     restart_peak(server.pid)
     most = peak(server.pid)
-    server.tokens(prompt, 1)
+    feed(server, prompt)
     return server.held() - held, peak(server.pid) - most, kv_held(server.stat()) - said
 
 
-def answers_f16(work, n_chunks):
+def answers_f16(work, n_chunks, model=s.SMOLLM2, ctx=8192):
     """The prompt, what f16 answers, the most likely tokens along it, bytes of its KV, and what the
     server needs beside."""
-    with s.Server(work, s.SMOLLM2, ctx=8192) as server:
+    with s.Server(work, model, ctx=ctx) as server:
         prompt = a_prompt(server, 41, n_chunks)
         held, _, said = grow(server, prompt)
         answer = server.tokens(prompt, N_PREDICT)
@@ -119,19 +125,20 @@ def memory_and_answers(work, env, f16):
         s.check_equal(server.stat()["counters"]["errors"], 0, "errors")
 
 
-def in_a_group(work, env, f16):
+def in_a_group(work, env, f16, model=s.SMOLLM2, ctx=8192):
     """A memory group that the f16 cache does not fit in."""
     prompt, answer, f16_next, f16_bytes, beside = f16
     group = groups.Group(f"neap-kv-klt-{os.getpid()}", 4 << 30)
     try:
         with group.entered():
-            server = s.Server(work, s.SMOLLM2, ctx=8192, env=env)
+            server = s.Server(work, model, ctx=ctx, env=env)
         with server:
             server.tokens(s.prose(42, 40), 8)
             server.slot_erase()
             group.keep_from_swap()
             spare = f16_bytes * 6 // 10 + beside
             group.set_limit(server.held() + spare)
+            feed(server, prompt)
             coded = next_tokens(server, prompt, answer)
             agree = sum(a == b for a, b in zip(coded, f16_next))
             s.say(f"with {spare / s.MIB:.1f} MiB where f16 takes {(f16_bytes + beside) / s.MIB:.1f}: "
@@ -184,6 +191,10 @@ def body(work):
     memory_and_answers(work, env, f16)
     in_a_group(work, env, f16)
     shifts(work, env)
+    if s.ALL:  # a context of 32k
+        train(cache, s.model_path(s.QWEN), "joint", 8, more=s.prose(30, 1500))
+        f16 = answers_f16(work, 126, s.QWEN, 32768)
+        in_a_group(work, env, f16, s.QWEN, 32768)
 
 
 s.main(body)
