@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
 """Generation that reads of KV held coded only what a query asks for (--kv-select): with a quarter of
 the context it mostly says what reading all of it says, with a budget for all of it the same; after the
-context was written anew, grew by chunks and was evicted, too; what it keeps is counted."""
+context was written anew, grew by chunks and was evicted, too, and for two sequences at once; what it keeps is
+counted; neap bench decode measures it."""
 
+import json
 import os
+import subprocess
+import threading
 
 import support as s
 from klt_training import next_tokens, train
@@ -34,6 +38,39 @@ def run(work, env, prompts, forced=None):
     return answers, stat
 
 
+def together(work, env, prompts):
+    """The answers of two slots that generate at the same time."""
+    answers = [None, None]
+
+    def ask(server, slot):
+        answers[slot] = server.tokens(prompts[slot], N_PREDICT, slot=slot)
+
+    with s.Server(work, s.SMOLLM2, ctx=4096, slots=2, env=env) as server:
+        for slot in (0, 1):
+            server.tokens(prompts[slot], 1, slot=slot)
+        asking = [threading.Thread(target=ask, args=(server, slot)) for slot in (0, 1)]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+    return answers
+
+
+def bench(work, env):
+    methods = ["f16-neap", "klt", "klt-sr"]
+    done = subprocess.run([s.NEAP, "bench", "decode", "--json", "--model", s.SMOLLM2, "--context",
+                           "1100", "--batch", "2", "--reps", "1", "--threads", "1", "--select",
+                           "256", "--method", ",".join(methods)],
+                          env=dict(os.environ, XDG_RUNTIME_DIR=s.runtime_dir(work), **env),
+                          capture_output=True, text=True, timeout=s.REQUEST_LIMIT_S, check=False)
+    s.check(done.returncode == 0, f"bench decode: exit {done.returncode}\n{done.stderr}")
+    f16, klt, selected = json.loads(done.stdout)["rows"]
+    s.check_equal([r["method"] for r in (f16, klt, selected)], methods, "rows")
+    s.check_equal([r["kv"] for r in (f16, klt, selected)], ["f16", "klt-head-4", "klt-head-4"], "kv")
+    s.check(klt["kv_bytes"] < 0.7 * f16["kv_bytes"], f"{klt['kv_bytes']} of {f16['kv_bytes']}")
+    s.check(selected["kv_bytes"] > klt["kv_bytes"], "what selection keeps is not counted")
+
+
 def body(work):
     cache = os.path.join(work, "cache")
     os.mkdir(cache)
@@ -55,6 +92,13 @@ def body(work):
         landmarks = N_CHUNKS * CHUNK // 8 * 3 * (64 + 4)
         expected = LAYERS * (kept + landmarks)
         s.check(expected <= more < 1.1 * expected + 4 * s.MIB, f"{more} bytes more, not {expected}")
+    both = [together(work, dict(env, NEAP_KV_SELECT=select), prompts[:2])
+            for select in ("off", "4096")]
+    same = [agreement(a, b) for a, b in zip(*both)]
+    s.say(f"two at once: {same} of {N_PREDICT} tokens agree with reading all")
+    s.check(min(same) >= 0.75 * N_PREDICT, f"two at once: {same} agree")
+    os.symlink(s.MODELS, os.path.join(cache, "neap", "models"))
+    bench(work, env)
 
 
 s.main(body)
