@@ -74,7 +74,7 @@ def bench(work, env):
 def body(work):
     cache = os.path.join(work, "cache")
     os.mkdir(cache)
-    train(cache, s.model_path(s.SMOLLM2))
+    train(cache, s.model_path(s.SMOLLM2), "head", 4)
     env = {"XDG_CACHE_HOME": cache, "NEAP_KV": "klt"}
     with s.Server(work, s.SMOLLM2, ctx=4096) as server:
         prompts = [server.tokenize(s.prose(seed, N_CHUNKS * CHUNK))[:N_CHUNKS * CHUNK + 40]
