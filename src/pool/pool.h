@@ -299,9 +299,10 @@ int neap_pool_hold(neap_pool *pool, neap_unit *unit, neap_worker *worker);
 /* Brings a coded unit's record from storage into memory. Lets go of the lock meanwhile. Fails: as a
  * restore, and with the same states. [L] */
 int neap_pool_fetch(neap_pool *pool, neap_unit *unit);
-/* Decodes rows [first, first + n) of a coded unit whose record is in memory: row first of a plane
- * goes to rows[plane], the others follow. Nothing may write to the unit meanwhile. Without the
- * lock. Fails: NEAP_E_CORRUPT, NEAP_E_BOUND. scratch: neap_klt_scratch_bytes(), aligned to 64. */
+/* Decodes a part (n_heads 0: all heads) of a coded unit whose record is in memory: its first row of
+ * a plane goes to rows[plane], the others follow. Nothing may write to the unit meanwhile. Without
+ * the lock. Fails: NEAP_E_CORRUPT, NEAP_E_BOUND. scratch: neap_klt_scratch_bytes(), aligned to 64.
+ */
 int neap_klt_read_unit(const neap_unit *unit, const neap_klt_part *part, void *const rows[2],
                        void *scratch);
 
