@@ -38,7 +38,7 @@ build:
 
 # What the codec klt must know of the default model, in the user's cache folder: minutes, once.
 learn: build
-	@build/bin/neap train --missing smollm2-135m
+	@build/bin/neap train --missing --tokens 32768 smollm2-135m
 
 demo: setup build
 	@build/bin/neap demo

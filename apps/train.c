@@ -3,6 +3,7 @@
  * llama-server reads the texts, cut into contexts, through the backend, which writes down what each
  * layer caches (NEAP_CAPTURE) in a file without a name; after each context that file is taken in
  * and emptied. Then come the bases of each profile and one model file for each ratio. */
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -50,6 +51,7 @@ typedef struct session {
     bool wanted[N_PROFILES];
     double ratios[RATIOS_MAX];
     size_t n_ratios; /* 0: each profile's own */
+    size_t n_tokens; /* of all texts, at most; 0: all of them */
     neap_trainer *trainer;
     neap_predictors *predictors;
     double share; /* of the bar that is done, and of the step at hand */
@@ -132,6 +134,7 @@ static int read_text(session *s, neap_server *server, size_t at) {
     if (err)
         return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", s->texts[at], neap_strerror(err));
     int status = neap_server_tokenize(server, text, &tokens);
+    if (s->n_tokens && tokens.n > s->n_tokens / s->n_texts) tokens.n = s->n_tokens / s->n_texts;
     for (size_t first = 0; !status && first < tokens.n; first += CONTEXT_TOKENS) {
         neap_progress_set(s->step_share * ((double)at + (double)first / (double)tokens.n) /
                               (double)s->n_texts,
@@ -239,8 +242,8 @@ static json_t *document(const session *s, double seconds) {
     return json_pack("{s:s, s:s, s:I, s:i, s:i, s:b, s:f, s:O, s:O*}", "model",
                      neap_model_label(s->model), "digest", digest, "tokens",
                      (json_int_t)info.n_tokens, "layers", (int)info.n_layers, "layers_left",
-                     (int)info.n_left, "weighed", info.has_grams ? 1 : 0, "seconds", seconds,
-                     "files", s->files, "lowram", s->lowram);
+                     (int)info.n_left, "weighed", info.has_grams && info.has_residuals ? 1 : 0,
+                     "seconds", seconds, "files", s->files, "lowram", s->lowram);
 }
 
 static void print_table(const session *s, double seconds) {
@@ -253,6 +256,8 @@ static void print_table(const session *s, double seconds) {
         printf("%u layers with a sliding window are left to another codec\n", info.n_left);
     if (!info.has_grams)
         neap_cli_warn("the output matrix was not found: all directions of the values count alike");
+    if (!info.has_residuals)
+        neap_cli_warn("the residual stream was not found: all layers count alike");
     printf("\n%-8s %5s %11s %11s  %s\n", "profile", "ratio", "components", "size", "file");
     json_array_foreach(s->files, i, file) {
         char kept[48];
@@ -345,6 +350,16 @@ static int take_ratio(session *s, const char *text) {
     return 0;
 }
 
+static int take_tokens(session *s, const char *text) {
+    char *end;
+    const unsigned long n = strtoul(text, &end, 10);
+    if (!isdigit((unsigned char)*text) || *end || n < CONTEXT_TOKENS_MIN)
+        return neap_cli_error(NEAP_EXIT_USAGE, NULL, "--tokens %s: not a number from %u on", text,
+                              CONTEXT_TOKENS_MIN);
+    s->n_tokens = n;
+    return 0;
+}
+
 static const neap_command command = {
     "train",
     "usage: neap train [OPTIONS] MODEL [TEXT...]\n"
@@ -359,6 +374,7 @@ static const neap_command command = {
     "                layer, 8 for joint)\n"
     "  --missing     does nothing if all of these files are there and good\n"
     "  --threads N   compute threads of the model\n"
+    "  --tokens N    reads at most N tokens, as many of each text\n"
     "  --json        one JSON document on standard output\n"
     "  -h, --help    this text\n"
     "  --version     the version\n"};
@@ -380,13 +396,14 @@ static int take_arguments(session *s, int argc, char **argv) {
 }
 
 int neap_cmd_train(int argc, char **argv) {
-    enum { JSON = NEAP_OPT_OWN, MISSING, PROFILE, RATIO };
+    enum { JSON = NEAP_OPT_OWN, MISSING, PROFILE, RATIO, TOKENS };
     static const struct option options[] = {NEAP_OPTIONS_BASIC,
                                             {"json", no_argument, NULL, JSON},
                                             {"missing", no_argument, NULL, MISSING},
                                             {"profile", required_argument, NULL, PROFILE},
                                             {"ratio", required_argument, NULL, RATIO},
                                             {"threads", required_argument, NULL, NEAP_OPT_THREADS},
+                                            {"tokens", required_argument, NULL, TOKENS},
                                             {0}};
     int code, status = 0;
     bool done = false;
@@ -403,6 +420,7 @@ int neap_cmd_train(int argc, char **argv) {
         s->missing_only = s->missing_only || code == MISSING;
         if (code == PROFILE) status = take_profile(s, optarg);
         if (code == RATIO) status = take_ratio(s, optarg);
+        if (code == TOKENS) status = take_tokens(s, optarg);
         if (code == NEAP_OPT_THREADS) status = neap_option_common(code, optarg);
         done = status != 0;
     }

@@ -63,12 +63,13 @@ static const struct ggml_tensor *writer_of(const struct ggml_cgraph *graph, int 
     return NULL;
 }
 
+/* By views, sums and products with a weight, which is a product's src[0]. */
 static bool comes_from(const struct ggml_tensor *tensor, const struct ggml_tensor *origin) {
     for (int depth = 0; tensor != NULL && depth < 8; depth++) {
         if (tensor == origin) {
             return true;
         }
-        tensor = tensor->src[0];
+        tensor = tensor->src[neap_host_op(tensor->op) == NEAP_OP_MUL_MAT ? 1 : 0];
     }
     return false;
 }

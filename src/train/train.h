@@ -30,6 +30,7 @@ typedef struct neap_trainer_info {
     uint32_t n_layers;   /* with a growing cache */
     uint32_t n_left;     /* others: sliding-window caches */
     bool has_grams;      /* W_O was found; otherwise values are weighed alike */
+    bool has_residuals;  /* the residual stream was found; otherwise layers are weighed alike */
     uint64_t cell_bytes; /* f16 bytes of a token in all of those layers */
 } neap_trainer_info;
 neap_trainer_info neap_trainer_tell(const neap_trainer *trainer);

@@ -56,6 +56,7 @@ struct neap_trainer {
     uint32_t n_sets;
     uint64_t n_rows;               /* in the covariances */
     uint32_t n_sample, cap_sample; /* rows of each set */
+    bool lacks_residuals;          /* of the first layer, in some context */
     uint32_t stride, n_chunks;     /* every stride-th chunk is in the sample */
 };
 

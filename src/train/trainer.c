@@ -168,6 +168,7 @@ static void fill_residuals(neap_trainer *trainer) {
         bool known = false;
         for (uint32_t j = 0; j < l->n_queries; j++)
             known = known || l->residual[j] > 0;
+        if (i == 0 && !known) trainer->lacks_residuals = true;
         for (uint32_t j = 0; j < l->n_queries && !known; j++)
             l->residual[j] = i > 0 ? trainer->layers[i - 1].residual[j] : 1;
     }
@@ -210,7 +211,8 @@ neap_trainer_info neap_trainer_tell(const neap_trainer *trainer) {
     neap_trainer_info info = {.n_tokens = trainer->n_rows,
                               .n_layers = trainer->n_layers,
                               .n_left = trainer->n_left,
-                              .has_grams = true};
+                              .has_grams = true,
+                              .has_residuals = !trainer->lacks_residuals};
     for (uint32_t i = 0; i < trainer->n_layers; i++) {
         const neap_train_layer *l = &trainer->layers[i];
         info.has_grams = info.has_grams && l->grams;

@@ -28,6 +28,7 @@ def train(work, *args, status=0):
 def refusals(work, model, short):
     for args, status, text in (((), 2, "which model?"),
                                ((model, "--ratio", "1"), 2, "--ratio 1"),
+                               ((model, "--tokens", "many"), 2, "--tokens many"),
                                ((model, "--profile", "wide"), 2, "--profile wide"),
                                ((model, os.path.join(work, "none")), 1, "No such file"),
                                ((short,), 1, "not a model"),
