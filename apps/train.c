@@ -48,7 +48,7 @@ typedef struct session {
     neap_geometry geometry;
     char *texts[TEXTS_MAX]; /* paths */
     size_t n_texts;
-    bool wanted[N_PROFILES];
+    bool wanted[N_PROFILES], wants_lowram;
     double ratios[RATIOS_MAX];
     size_t n_ratios; /* 0: each profile's own */
     size_t n_tokens; /* of all texts, at most; 0: all of them */
@@ -107,7 +107,7 @@ static int take_capture(session *s) {
     size_t size = 0;
     int err = neap_capture_take(s->capture, &bytes, &size);
     if (!err && size) err = neap_trainer_add(s->trainer, bytes, size);
-    if (!err && size) err = neap_predictors_add(s->predictors, s->trainer);
+    if (!err && size && s->wants_lowram) err = neap_predictors_add(s->predictors, s->trainer);
     free(bytes);
     if (!err) return 0;
     return neap_cli_error(NEAP_EXIT_FAILED, NULL, "the cache of %s: %s", neap_model_label(s->model),
@@ -222,7 +222,7 @@ static int make_profiles(session *s) {
     size_t n = 0;
     for (size_t i = 0; i < N_PROFILES; i++)
         n += s->wanted[i];
-    s->step_share = (1 - s->share) / (double)n;
+    s->step_share = n > 0 ? (1 - s->share) / (double)n : 0;
     if (neap_trainer_tell(s->trainer).n_layers == 0)
         return neap_cli_error(NEAP_EXIT_FAILED, "its caches need a codec without training",
                               "%s: no layer keeps keys and values that grow with the context",
@@ -302,7 +302,7 @@ static bool all_there(const session *s) {
             if (!is_there(s, i, s->ratios[r])) return false;
         if (s->n_ratios == 0 && !is_there(s, i, profiles[i].ratio)) return false;
     }
-    return true;
+    return !s->wants_lowram || neap_train_lowram_is_there(s->folder, s->geometry.digest);
 }
 
 static int run(session *s) {
@@ -316,10 +316,11 @@ static int run(session *s) {
     if (status) return status;
     neap_progress_start("train");
     status = read_texts(s);
-    if (!status)
+    if (!status && s->wants_lowram) {
         status = neap_train_lowram(s->predictors, s->folder, neap_model_label(s->model),
                                    s->geometry.digest, s->share, 0.3, &s->lowram);
-    s->share += 0.3;
+        s->share += 0.3;
+    }
     if (!status) status = make_profiles(s);
     neap_progress_stop();
     if (status) return status;
@@ -330,12 +331,17 @@ static int run(session *s) {
 }
 
 static int take_profile(session *s, const char *name) {
+    if (strcmp(name, "lowram") == 0) {
+        s->wants_lowram = true;
+        return 0;
+    }
     for (size_t i = 0; i < N_PROFILES; i++)
         if (strcmp(profiles[i].name, name) == 0) {
             s->wanted[i] = true;
             return 0;
         }
-    return neap_cli_error(NEAP_EXIT_USAGE, "head, layer or joint", "--profile %s: unknown", name);
+    return neap_cli_error(NEAP_EXIT_USAGE, "head, layer, joint or lowram", "--profile %s: unknown",
+                          name);
 }
 
 static int take_ratio(session *s, const char *text) {
@@ -364,12 +370,13 @@ static const neap_command command = {
     "train",
     "usage: neap train [OPTIONS] MODEL [TEXT...]\n"
     "\n"
-    "Makes what the codec klt needs for this model: it reads the texts (without any: those that\n"
-    "come with neap), learns how its keys and values vary and which errors of them matter, and\n"
-    "keeps bases and bit allocations in the cache folder, under the model's digest.\n"
+    "Makes what the learned codecs need for this model: it reads the texts (without any: those\n"
+    "that come with neap), learns how its keys and values vary, which errors of them matter and\n"
+    "how values follow from keys, and keeps that in the cache folder, under the model's digest.\n"
     "\n"
-    "  --profile P   head (each head alone), layer, or joint (up to four layers); may be repeated\n"
-    "                (default: head and joint)\n"
+    "  --profile P   of klt: head (each head alone), layer, or joint (up to four layers); lowram\n"
+    "                (where its fits start from); may be repeated\n"
+    "                (default: head, joint and lowram)\n"
     "  --ratio R     bytes before to bytes after; may be repeated (default: 4 for head, 6 for\n"
     "                layer, 8 for joint)\n"
     "  --missing     does nothing if all of these files are there and good\n"
@@ -381,7 +388,7 @@ static const neap_command command = {
 
 static int take_arguments(session *s, int argc, char **argv) {
     int status = 0;
-    bool any = false;
+    bool any = s->wants_lowram;
     if (argc == optind)
         return neap_cli_error(NEAP_EXIT_USAGE, "see neap train --help", "which model?");
     s->model = argv[optind];
@@ -389,6 +396,7 @@ static int take_arguments(session *s, int argc, char **argv) {
         any = any || s->wanted[i];
     for (size_t i = 0; i < N_PROFILES && !any; i++)
         s->wanted[i] = profiles[i].by_default;
+    s->wants_lowram = s->wants_lowram || !any;
     for (int i = optind + 1; i < argc && !status; i++)
         status = add_text(s, argv[i]);
     if (!status) status = neap_model_resolve(s->model, s->model_path);

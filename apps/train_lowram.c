@@ -40,6 +40,16 @@ int neap_train_lowram(const neap_predictors *predictors, const char *folder, con
                : neap_cli_error(NEAP_EXIT_FAILED, NULL, "train: %s", neap_strerror(-ENOMEM));
 }
 
+bool neap_train_lowram_is_there(const char *folder, uint64_t digest) {
+    char path[NEAP_PATH_MAX];
+    neap_learned *learned = NULL;
+    const bool there =
+        snprintf(path, sizeof path, "%s/%s", folder, NEAP_LEARNED_FILE) < (int)sizeof path &&
+        neap_learned_open(path, digest, &learned) == 0;
+    neap_learned_free(learned);
+    return there;
+}
+
 static double number(const json_t *result, const char *key) {
     return json_number_value(json_object_get(result, key));
 }

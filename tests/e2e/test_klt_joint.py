@@ -85,7 +85,7 @@ def body(work):
     model = s.model_path(s.SMOLLM2)
     cache = os.path.join(work, "cache")
     os.mkdir(cache)
-    train(cache, model, "joint", 8, more=s.prose(30, 900))
+    train(cache, model, "joint", 8)
     cycles(work, cache, "klt:8")
     little_by_little(work, cache)
     shifts(work, cache)

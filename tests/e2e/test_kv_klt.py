@@ -183,7 +183,7 @@ def body(work):
     os.mkdir(cache)
     os.mkdir(empty)
     without(work, {"NEAP_KV": "klt", "XDG_CACHE_HOME": empty}, ["f16 instead", "neap train"])
-    train(cache, model, "joint", 8, more=s.prose(30, 1500))
+    train(cache, model, "joint", 8)
     env = {"NEAP_KV": "klt:8", "XDG_CACHE_HOME": cache}
     without(work, env, ["f16 for"], flash="off")
     without(work, dict(env, NEAP_KV="klt:5"), ["f16 instead", "--ratio 5"])
@@ -192,7 +192,7 @@ def body(work):
     in_a_group(work, env, f16)
     shifts(work, env)
     if s.ALL:  # a context of 32k
-        train(cache, s.model_path(s.QWEN), "joint", 8, more=s.prose(30, 1500))
+        train(cache, s.model_path(s.QWEN), "joint", 8)
         f16 = answers_f16(work, 126, s.QWEN, 32768)
         in_a_group(work, env, f16, s.QWEN, 32768)
 
