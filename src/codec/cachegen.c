@@ -333,6 +333,8 @@ static const neap_cg_kernel *const kernels[] = {
 #if defined(__x86_64__)
     &neap_cg_avx512,
     &neap_cg_avx2,
+#elif defined(__aarch64__)
+    &neap_cg_neon,
 #endif
     &scalar_kernel,
 };

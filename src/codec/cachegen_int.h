@@ -93,6 +93,8 @@ bool neap_cg_decode_columns(neap_cg_stream *stream, const neap_cg_tile *tile, ui
 
 #if defined(__x86_64__)
 extern const neap_cg_kernel neap_cg_avx512, neap_cg_avx2;
+#elif defined(__aarch64__)
+extern const neap_cg_kernel neap_cg_neon;
 #endif
 
 /* 2^e, -126 <= e <= 127. */

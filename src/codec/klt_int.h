@@ -268,5 +268,7 @@ NEAP_KLT_INLINE void neap_klt_unpack(const uint8_t *src, uint32_t bits,
 
 #if defined(__x86_64__)
 extern const neap_klt_kernel neap_klt_avx512, neap_klt_avx2;
+#elif defined(__aarch64__)
+extern const neap_klt_kernel neap_klt_i8mm, neap_klt_dotprod, neap_klt_neon;
 #endif
 #endif

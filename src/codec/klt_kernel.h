@@ -1,4 +1,5 @@
-/* klt_kernel.h - the klt kernel, as a template over a vector type: included by klt_avx*.c.
+/* klt_kernel.h - the klt kernel, as a template over a vector type: included by klt_avx*.c and
+ * klt_neon.c, klt_dotprod.c, klt_i8mm.c.
  *
  * The including file defines, for vectors of VL floats (VL divides 64):
  *   vf                          vectors of floats
@@ -20,6 +21,7 @@
  *   vi_start(p)                 what sums of products begin with, of VL sums of g8
  *   vi_dot(acc, s, w)           acc + the four products of each lane
  *   TV                          vectors of the register tile
+ *   product_strip(...)          optional: product_low() of STRIP rows, without n_rows
  *   transpose_square(x, pitch, out)   VL rows of VL floats, to out[VL][64]
  *   codes_to_f32(src, bits, table, sd, y)   64 codes to sd * table[code]; bits >= 5
  *   codes_to_y8(src[4], bits[4], table[4], y8)  64 codes of four components to y8[64][4]
@@ -32,6 +34,10 @@
 #define TILE NEAP_KLT_TILE
 #define STRIP NEAP_KLT_STRIP
 #define PITCH NEAP_KLT_PITCH
+#ifndef product_strip
+#define product_strip(basis, tile, at, mu, y8, out, pitch) \
+    product_low(basis, tile, at, mu, y8, STRIP, out, pitch)
+#endif
 
 static void angles(const neap_klt_turns *turns, float scale, const int32_t *positions,
                    uint32_t n_rows, float *restrict cos, float *restrict sin) {
@@ -146,7 +152,7 @@ static void product(const neap_klt_basis *basis, uint32_t tile, const float *mu,
     const uint32_t strips = n_rows / STRIP * STRIP;
     for (uint32_t at = 0; at < TILE; at += TV * VL) {
         for (uint32_t r = 0; r < strips; r += STRIP)
-            product_low(basis, tile, at, mu, y8 + 4 * (size_t)r, STRIP, out + r * pitch, pitch);
+            product_strip(basis, tile, at, mu, y8 + 4 * (size_t)r, out + r * pitch, pitch);
         for (uint32_t r = strips; r < n_rows; r++)
             product_low(basis, tile, at, mu, y8 + 4 * (size_t)r, 1, out + r * pitch, pitch);
         for (uint32_t r = 0; r < strips && basis->n_exact; r += STRIP)
@@ -300,7 +306,7 @@ static void project(const float *a, const float *ahead, const float *x, uint32_t
 #pragma GCC unroll 4
             for (uint32_t t = 0; t < TV; t++)
                 w[t] = vf_load(from + t * VL);
-            if (at == 0) _mm_prefetch((const char *)(ahead + (size_t)j * STRIP), _MM_HINT_T0);
+            if (at == 0) __builtin_prefetch(ahead + (size_t)j * STRIP);
 #pragma GCC unroll 6
             for (uint32_t k = 0; k < STRIP; k++) {
                 const vf s = vf_set1(by[k]);

@@ -212,6 +212,10 @@ static const neap_klt_kernel *const kernels[] = {
 #if defined(__x86_64__)
     &neap_klt_avx512,
     &neap_klt_avx2,
+#elif defined(__aarch64__)
+    &neap_klt_i8mm,
+    &neap_klt_dotprod,
+    &neap_klt_neon,
 #endif
     &scalar_kernel,
 };
