@@ -4,8 +4,9 @@
  * llama-server reads the text and saves its slot; the keys and values of that file are cut into
  * chunks as the engine does. The file is kept for the next run. Then, on one thread, repetition by
  * repetition: for each codec memcpy, compress, decompress, over all chunks; so that a noisy machine
- * disturbs them alike. What is not timed: packing the coded chunks, and the check that coding what
- * was decoded gives the same bytes again. */
+ * disturbs them alike. LowRAM is fitted to the cache anew each time, which is timed by itself. What
+ * is not timed: packing the coded chunks, and the checks: that coding what was decoded gives the
+ * same bytes again, and decoding the coded bytes again the same cells. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,8 @@
 #include "half.h"
 #include "klt_file.h"
 #include "kv_file.h"
+#include "llama_session.h"
+#include "lowram_module.h"
 #include "proc.h"
 #include "server_client.h"
 
@@ -29,19 +32,29 @@
 /* English prose that every Debian has. */
 #define DEFAULT_TEXT "/usr/share/common-licenses/GPL-3"
 
-/* One of the two. */
+/* Has a codec or a klt. */
 typedef struct coder {
     const neap_codec *codec;
-    neap_klt_model *klt; /* of the model at hand */
+    neap_klt_model *klt; /* of the model at hand; or LowRAM's fit of the cache */
+    double lowram_ratio; /* 0: not LowRAM */
+    double fit_seconds[NEAP_BENCH_REPS_MAX];
+    size_t n_fits;
     char name[32];
 } coder;
+
+/* What LowRAM is fitted to: the cache, a layer's rows in one piece. */
+typedef struct lowram_rows {
+    neap_lowram_layer *layers;
+    neap_klt_plane *k, *v;
+    int32_t *positions;
+} lowram_rows;
 
 typedef struct result {
     double compress[NEAP_BENCH_REPS_MAX], decompress[NEAP_BENCH_REPS_MAX];
     double memcpy[NEAP_BENCH_REPS_MAX]; /* all GB/s */
     uint64_t coded_bytes;
     double error; /* squares of what was lost over squares */
-    bool idempotent, exact;
+    bool idempotent, repeatable, exact;
     size_t n;
 } result;
 
@@ -51,6 +64,7 @@ typedef struct bench {
     long context;
     char *text;
     neap_kv_file kv;
+    lowram_rows rows;
     coder coders[CODECS_MAX];
     size_t n_coders;
     uint8_t *scratch;             /* of klt */
@@ -206,20 +220,116 @@ static bool klt_fits(const bench *b, const neap_klt_model *klt) {
     return true;
 }
 
+/* A file serves its ratio and those above. */
 static void add_klt(bench *b, const char *folder, const char *profile, double ratio,
                     uint64_t digest) {
-    char path[NEAP_PATH_MAX];
     coder *c = &b->coders[b->n_coders];
     *c = (coder){0};
-    if (neap_klt_path(folder, profile, ratio, path, sizeof path) != 0 ||
-        neap_klt_model_open(path, digest, &c->klt) != 0)
-        return;
+    if (neap_klt_profile_open(folder, profile, digest, ratio, &c->klt) != 0) return;
     snprintf(c->name, sizeof c->name, "klt-%s-%g", profile, ratio);
     if (klt_fits(b, c->klt))
         b->n_coders++;
     else
         neap_klt_model_close(c->klt);
 }
+
+/* ---- LowRAM ---- */
+
+static void free_rows(lowram_rows *r) {
+    free(r->layers);
+    free(r->k);
+    free(r->v);
+    free(r->positions);
+    *r = (lowram_rows){0};
+}
+
+/* The cache as rows of these layers; fails: -ENOTSUP (not of them, or keys that cannot be turned
+ * back to before RoPE). */
+static int make_rows(bench *b, const neap_session_layer *layers, uint32_t n_layers) {
+    lowram_rows *r = &b->rows;
+    if (b->kv.n_caches != 1 || b->kv.n_layers != n_layers ||
+        b->kv.n_chunks != n_layers * neap_kv_file_layer_chunks(&b->kv))
+        return -ENOTSUP;
+    *r = (lowram_rows){.layers = calloc(n_layers, sizeof *r->layers),
+                       .k = calloc(n_layers, sizeof *r->k),
+                       .v = calloc(n_layers, sizeof *r->v),
+                       .positions = calloc(b->kv.n_cells, sizeof *r->positions)};
+    if (!r->layers || !r->k || !r->v || !r->positions) return -ENOMEM;
+    for (uint32_t i = 0; i < n_layers; i++) {
+        const neap_session_layer *from = &layers[i];
+        const neap_codec_plane *k = neap_kv_file_rows(&b->kv, i, 0);
+        const neap_codec_plane *v = neap_kv_file_rows(&b->kv, i, 1);
+        if (!from->rope_known || k->type != NEAP_KV_F16 || v->type != NEAP_KV_F16 ||
+            k->row_elems != from->n_kv_heads * from->k_head_dim ||
+            v->row_elems != from->n_kv_heads * from->v_head_dim)
+            return -ENOTSUP;
+        r->layers[i] = (neap_lowram_layer){.layer = from->layer,
+                                           .n_kv_heads = from->n_kv_heads,
+                                           .k_head_dim = from->k_head_dim,
+                                           .v_head_dim = from->v_head_dim,
+                                           .rope = from->rope};
+        r->k[i] = (neap_klt_plane){k->data, k->row_stride};
+        r->v[i] = (neap_klt_plane){v->data, v->row_stride};
+    }
+    for (uint32_t i = 0; i < b->kv.n_cells; i++)
+        r->positions[i] = (int32_t)i;
+    return 0;
+}
+
+/* Heads and RoPE are read off the model's graph, for which it reads one token, no matter which. */
+static bool read_rows(bench *b, const char *model_path) {
+    const neap_session_options options = {.model_path = model_path,
+                                          .n_ctx = (uint32_t)b->context + 256,
+                                          .threads = neap_option_threads()};
+    const int32_t token = 0;
+    neap_session *session = NULL;
+    int status = neap_session_open(&options, &session), err = 0;
+    if (!status) status = neap_session_read(session, &token, 1);
+    if (!status) {
+        uint32_t n_layers;
+        const neap_session_layer *layers = neap_session_layers(session, &n_layers);
+        err = make_rows(b, layers, n_layers);
+    }
+    neap_session_close(session);
+    if (status) neap_cli_warn("lowram is left out");
+    if (err) neap_cli_warn("lowram is left out: the cache of this model: %s", neap_strerror(err));
+    return !status && !err;
+}
+
+/* As an engine fits it, on one thread; in place of the fit that it has. */
+static int fit_lowram(const bench *b, coder *c) {
+    const neap_lowram_context context = {
+        .n_rows = b->kv.n_cells, .positions = b->rows.positions, .k = b->rows.k, .v = b->rows.v};
+    neap_lowram_options options;
+    neap_klt_model *model = NULL;
+    neap_lowram_entry.defaults(&options, c->lowram_ratio);
+    options.sample_rows = NEAP_LOWRAM_SAMPLE;
+    const uint64_t began = neap_clock_ns();
+    const int err =
+        neap_lowram_entry.make(&options, b->rows.layers, b->kv.n_layers, &context, &model);
+    if (err) return err;
+    c->fit_seconds[c->n_fits++] = (double)(neap_clock_ns() - began) / 1e9;
+    neap_klt_model_close(c->klt);
+    c->klt = model;
+    return 0;
+}
+
+static void add_lowram(bench *b, double ratio) {
+    coder *c = &b->coders[b->n_coders];
+    *c = (coder){.lowram_ratio = ratio};
+    snprintf(c->name, sizeof c->name, "lowram-%g", ratio);
+    int err = fit_lowram(b, c);
+    if (!err && !klt_fits(b, c->klt)) err = -ENOTSUP;
+    if (!err) {
+        b->n_coders++;
+        return;
+    }
+    neap_klt_model_close(c->klt);
+    neap_cli_warn("%s is left out: %s", c->name,
+                  err == NEAP_E_BUDGET ? "the context is too short" : neap_strerror(err));
+}
+
+/* ---- room ---- */
 
 /* Every codec; klt as far as it was trained for the model. */
 static int list_coders(bench *b, const char *model) {
@@ -234,12 +344,16 @@ static int list_coders(bench *b, const char *model) {
     }
     const int status = neap_model_resolve(model, path);
     if (status) return status;
-    if (neap_model_digest(path, &digest) != 0 ||
-        neap_klt_folder(digest, folder, sizeof folder) != 0)
-        return 0;
-    for (size_t i = 0; i < sizeof profiles / sizeof *profiles; i++)
+    const bool has_folder = neap_model_digest(path, &digest) == 0 &&
+                            neap_klt_folder(digest, folder, sizeof folder) == 0;
+    for (size_t i = 0; i < sizeof profiles / sizeof *profiles && has_folder; i++)
         for (size_t k = 0; k < sizeof ratios / sizeof *ratios; k++)
             add_klt(b, folder, profiles[i], ratios[k], digest);
+    neap_lowram_entry.open(NULL, NULL);
+    if (read_rows(b, path)) {
+        add_lowram(b, 4);
+        add_lowram(b, 6);
+    }
     size_t scratch = 64;
     for (size_t k = 0; k < b->n_coders; k++) {
         const size_t needed = b->coders[k].klt ? neap_klt_scratch_bytes(b->coders[k].klt) : 0;
@@ -288,6 +402,7 @@ static int make_room(bench *b) {
 
 static void free_model(bench *b) {
     neap_kv_file_free(&b->kv);
+    free_rows(&b->rows);
     free(b->out);
     free(b->out_chunks);
     free(b->room);
@@ -336,20 +451,35 @@ static int compress_all(bench *b, const coder *codec, result *r) {
         memcpy(b->packed + total, b->room, b->lens[i]);
         total += b->lens[i];
     }
-    r->coded_bytes = total;
+    /* What is made for one context counts with it. */
+    r->coded_bytes = total + (codec->lowram_ratio > 0 ? neap_klt_model_bytes(codec->klt) : 0);
     r->compress[r->n] = gbps(b, ns);
     return 0;
 }
 
-static int decompress_all(bench *b, const coder *codec, result *r) {
+static int decode_all(const bench *b, const coder *codec) {
     const uint8_t *at = b->packed;
-    const uint64_t began = neap_clock_ns();
     for (size_t i = 0; i < b->kv.n_chunks; at += b->lens[i++]) {
         const int err = coder_decode(b, codec, at, i);
         if (err) return codec_failed(codec, "decompressing", err);
     }
-    r->decompress[r->n] = gbps(b, neap_clock_ns() - began);
     return 0;
+}
+
+static int decompress_all(bench *b, const coder *codec, result *r) {
+    const uint64_t began = neap_clock_ns();
+    const int status = decode_all(b, codec);
+    if (!status) r->decompress[r->n] = gbps(b, neap_clock_ns() - began);
+    return status;
+}
+
+/* Whether the coded bytes, decoded once more, give the same cells. */
+static int check_again(bench *b, const coder *codec, result *r) {
+    const uint64_t was = neap_checksum(b->out, b->kv.raw_bytes);
+    memset(b->out, 0xff, b->kv.raw_bytes);
+    const int status = decode_all(b, codec);
+    r->repeatable = neap_checksum(b->out, b->kv.raw_bytes) == was;
+    return status;
 }
 
 /* Squares of f16 values, and of what decoding changed of them. */
@@ -392,15 +522,20 @@ static int measure(bench *b, size_t model) {
     int status = 0;
     for (size_t rep = 0; rep < reps && !status; rep++) {
         for (size_t k = 0; k < b->n_coders && !status; k++) {
-            const coder *codec = &b->coders[k];
+            coder *codec = &b->coders[k];
             result *r = &b->results[k];
             neap_progress_set(((double)model + (double)rep / (double)reps) /
                                   (double)b->options.n_models,
                               codec->name);
+            if (codec->lowram_ratio > 0 && rep > 0) { /* has its first fit */
+                const int err = fit_lowram(b, codec);
+                if (err) status = codec_failed(codec, "fitting", err);
+            }
             r->memcpy[r->n] = copy_all(b);
-            status = compress_all(b, codec, r);
+            if (!status) status = compress_all(b, codec, r);
             if (!status) status = decompress_all(b, codec, r);
             if (!status && rep == 0) status = check(b, codec, r);
+            if (!status && rep == 0) status = check_again(b, codec, r);
             r->n++;
         }
     }
@@ -414,17 +549,33 @@ static json_t *row_json(const bench *b, const char *model, const coder *codec, c
     const neap_summary decompress = neap_summarise(r->decompress, r->n);
     const neap_summary copy = neap_summarise(r->memcpy, r->n);
     const double ratio = (double)b->kv.raw_bytes / (double)r->coded_bytes;
-    return json_pack("{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:b, s:I, s:I, s:i, s:o, "
-                     "s:o, s:o, s:I}",
-                     "codec", codec->name, "model", model, "context", (int)b->context, "ratio",
-                     ratio, "saved", 1 - 1 / ratio, "compress_gbps", compress.median,
-                     "decompress_gbps", decompress.median, "memcpy_gbps", copy.median, "error",
-                     r->error, "idempotent", r->idempotent, "exact", r->exact, "raw_bytes",
-                     (json_int_t)b->kv.raw_bytes, "coded_bytes", (json_int_t)r->coded_bytes, "reps",
-                     (int)r->n, "compress_gbps_range", neap_summary_json(&compress),
-                     "decompress_gbps_range", neap_summary_json(&decompress), "memcpy_gbps_range",
-                     neap_summary_json(&copy), "model_bytes",
-                     codec->klt ? (json_int_t)neap_klt_model_bytes(codec->klt) : (json_int_t)0);
+    const json_int_t klt_bytes = codec->klt ? (json_int_t)neap_klt_model_bytes(codec->klt) : 0;
+    const bool is_lowram = codec->lowram_ratio > 0;
+    json_t *row = json_pack(
+        "{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:b, s:b, s:b, s:I, s:I, s:i, s:o, "
+        "s:o, s:o, s:I}",
+        "codec", codec->name, "model", model, "context", (int)b->context, "ratio", ratio, "saved",
+        1 - 1 / ratio, "compress_gbps", compress.median, "decompress_gbps", decompress.median,
+        "memcpy_gbps", copy.median, "error", r->error, "idempotent", r->idempotent, "repeatable",
+        r->repeatable, "exact", r->exact, "raw_bytes", (json_int_t)b->kv.raw_bytes, "coded_bytes",
+        (json_int_t)r->coded_bytes, "reps", (int)r->n, "compress_gbps_range",
+        neap_summary_json(&compress), "decompress_gbps_range", neap_summary_json(&decompress),
+        "memcpy_gbps_range", neap_summary_json(&copy), "model_bytes",
+        is_lowram ? (json_int_t)0 : klt_bytes);
+    if (!is_lowram) return row;
+    const neap_summary fit = neap_summarise(codec->fit_seconds, codec->n_fits);
+    json_object_set_new(row, "fit_bytes", json_integer(klt_bytes));
+    json_object_set_new(row, "fit_seconds", json_real(fit.median));
+    json_object_set_new(row, "fit_seconds_range", neap_summary_json(&fit));
+    return row;
+}
+
+/* LowRAM's fit takes that long before the first chunk can be coded; others have none. */
+static void print_fit(const coder *codec) {
+    if (codec->lowram_ratio > 0)
+        printf(" %7.2f\n", neap_summarise(codec->fit_seconds, codec->n_fits).median);
+    else
+        printf(" %7s\n", "-");
 }
 
 static int report(const bench *b, const char *model, json_t *rows) {
@@ -433,14 +584,20 @@ static int report(const bench *b, const char *model, json_t *rows) {
         const coder *codec = &b->coders[k];
         const result *r = &b->results[k];
         json_array_append_new(rows, row_json(b, model, codec, r));
-        if (!b->options.as_json)
-            printf("%-20s %-11s %6ld %6.2f %7.1f %% %9.2f %10.2f %8.2f %8.1e  %s\n", model,
+        if (!b->options.as_json) {
+            printf("%-20s %-12s %6ld %6.2f %7.1f %% %9.2f %10.2f %8.2f %8.1e  %-10s", model,
                    codec->name, b->context, (double)b->kv.raw_bytes / (double)r->coded_bytes,
                    100 - 100 * (double)r->coded_bytes / (double)b->kv.raw_bytes,
                    neap_summarise(r->compress, r->n).median,
                    neap_summarise(r->decompress, r->n).median,
                    neap_summarise(r->memcpy, r->n).median, r->error, r->idempotent ? "yes" : "NO");
-        /* klt is not: the engine never codes an unchanged chunk again. */
+            print_fit(codec);
+        }
+        if (!r->repeatable)
+            status = neap_cli_error(NEAP_EXIT_FAILED, NULL,
+                                    "%s, codec %s: the same bytes decoded to other cells", model,
+                                    codec->name);
+        /* klt and LowRAM are not: the engine never codes an unchanged chunk again. */
         if (codec->codec && (!r->idempotent || (codec->codec->lossless && !r->exact)))
             status = neap_cli_error(NEAP_EXIT_FAILED, NULL,
                                     "%s, codec %s: a second cycle changed it", model, codec->name);
@@ -461,8 +618,9 @@ static int run(bench *b) {
         if (!status) status = measure(b, i);
         neap_progress_stop();
         if (!status && i == 0 && !b->options.as_json)
-            printf("%-20s %-11s %6s %6s %9s %9s %10s %8s %8s  %s\n", "MODEL", "CODEC", "TOKENS",
-                   "RATIO", "SAVED", "COMPRESS", "DECOMPRESS", "MEMCPY", "ERROR", "IDEMPOTENT");
+            printf("%-20s %-12s %6s %6s %9s %9s %10s %8s %8s  %s %7s\n", "MODEL", "CODEC", "TOKENS",
+                   "RATIO", "SAVED", "COMPRESS", "DECOMPRESS", "MEMCPY", "ERROR", "IDEMPOTENT",
+                   "FIT S");
         if (!status) status = report(b, neap_model_label(model), rows);
         free_model(b);
     }

@@ -18,10 +18,7 @@
 
 #define DEFAULT_RATIO 4.0
 
-enum {
-    LAYERS_MAX = 1024,
-    SAMPLE_ROWS = 4096, /* a fit looks at: more rows hardly change it and take longer */
-};
+enum { LAYERS_MAX = 1024 };
 
 bool neap_lowram_option_parse(const char *text, double *ret_ratio) {
     const size_t len = strlen("lowram");
@@ -213,7 +210,7 @@ static void fit(neap_engine *engine, const void *region, const source *src) {
     neap_lowram_options options;
     neap_klt_model *model = NULL;
     engine->lowram->defaults(&options, engine->lowram_ratio);
-    options.sample_rows = SAMPLE_ROWS;
+    options.sample_rows = NEAP_LOWRAM_SAMPLE;
     const neap_lowram_context context = {.n_rows = src->n_rows,
                                          .positions =
                                              src->kvs[0]->layout.positions +

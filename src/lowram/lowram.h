@@ -43,6 +43,7 @@ enum {
     NEAP_LOWRAM_HEADS = NEAP_KLT_HEADS,
     NEAP_LOWRAM_GROUPS = 1024, /* most groups of a fit */
     NEAP_LOWRAM_F16 = 16,      /* bits: not quantised; else 1 .. 8 */
+    NEAP_LOWRAM_SAMPLE = 4096, /* rows an engine's fit looks at: more hardly change it */
 };
 
 /* ---- options ---- */
