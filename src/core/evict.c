@@ -36,7 +36,7 @@ static void add_kv(neap_totals *t, const neap_unit *unit, neap_unit_state state,
     t->n_lost += state == NEAP_UNIT_LOST;
     t->kv += bytes.in_use;
     t->kv_evictable += bytes.evictable;
-    t->kv_resident += bytes.in_use - (away ? bytes.evictable : 0);
+    t->kv_resident += bytes.in_use - (away ? neap_unit_gone_bytes(unit) : 0);
     const uint64_t held = neap_klt_held_bytes(unit), copy = held + unit->memory.len;
     t->kv_memory += neap_unit_memory_bytes(unit) + held;
     t->kv_storage += neap_unit_stored_bytes(unit);
@@ -65,7 +65,7 @@ static void add_unit(neap_unit *unit, void *ctx) {
     t->n_weights_evicted += away;
     t->weights += bytes.in_use;
     t->weights_evictable += bytes.evictable;
-    t->weights_resident += bytes.in_use - (away ? bytes.evictable : 0);
+    t->weights_resident += bytes.in_use - (away ? neap_unit_gone_bytes(unit) : 0);
 }
 
 neap_totals neap_totals_get(neap_engine *engine) {

@@ -104,7 +104,7 @@ static void add_chunk(neap_unit *unit, void *ctx) {
     uint64_t len = unit->memory.len + neap_klt_held_bytes(unit);
     sums->raw[i] += neap_kv_raw_bytes(unit);
     if (len == 0) len = neap_unit_stored_bytes(unit); /* else both are the same */
-    sums->kept[i] += bytes.in_use - (away ? bytes.evictable : 0) + len;
+    sums->kept[i] += bytes.in_use - (away ? neap_unit_gone_bytes(unit) : 0) + len;
     sums->error[i] += unit->klt ? (double)unit->klt->error : 0;
     c->klt_chunks += unit->klt != NULL;
     c->klt_left += (unit->keeps_codec || unit->klt_refused) && neap_klt_fits(unit->kv);

@@ -285,8 +285,18 @@ static uint64_t held_bytes(const neap_unit *unit, size_t plane) {
     return held;
 }
 
+/* Pages of a plane behind its first kept bytes, which the kernel did not take back: they read as
+ * zero, as if they had gone. -> their bytes. */
+static uint64_t blank(const neap_unit *unit, size_t plane, size_t kept, int err) {
+    const neap_span span = neap_kv_unit_in_use(unit, plane);
+    if (span.len <= kept) return 0;
+    neap_log(NEAP_LOG_WARN, "memory of a chunk not released: %s", neap_strerror(err));
+    memset(span.addr + kept, 0, span.len - kept);
+    return span.len - kept;
+}
+
 /* Gives back all inner pages but those that a copy is to take. */
-static int drop_spare(const neap_unit *unit, uint64_t *inout_dropped) {
+static int drop_spare(const neap_unit *unit, neap_evicted *evicted) {
     size_t n_dropped = 0;
     for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
         const neap_span spare = neap_kv_unit_spare(unit, i);
@@ -298,7 +308,10 @@ static int drop_spare(const neap_unit *unit, uint64_t *inout_dropped) {
         const int err = neap_vm_drop(spare.addr, spare.len);
         if (err && n_dropped == 0) return err; /* nothing happened yet */
         n_dropped++;
-        if (!err) *inout_dropped += held;
+        if (err)
+            evicted->stayed_bytes += blank(unit, i, neap_kv_unit_kept(unit, i).len, err);
+        else
+            evicted->dropped_bytes += held;
     }
     return 0;
 }
@@ -308,13 +321,17 @@ static void seal(neap_pool *pool, const neap_unit *unit) {
         neap_span_seal(pool, neap_kv_unit_inner(unit, i));
 }
 
-void neap_kv_unit_release(neap_pool *pool, neap_unit *unit, bool with_copy) {
+uint64_t neap_kv_unit_release(neap_pool *pool, neap_unit *unit, bool with_copy) {
+    uint64_t stayed = 0;
     for (size_t i = 0; i < unit->kv->layout.n_planes; i++) {
-        const neap_span span =
-            with_copy ? neap_kv_unit_inner(unit, i) : neap_kv_unit_spare(unit, i);
-        (void)neap_vm_drop(span.addr, span.len);
+        const neap_span inner = neap_kv_unit_inner(unit, i);
+        const size_t kept = with_copy ? 0 : neap_kv_unit_kept(unit, i).len;
+        const int err = neap_vm_drop(inner.addr + kept, inner.len - kept);
+        /* What cannot be opened was not when it was to be restored: nothing came there. */
+        if (err && neap_span_open(pool, inner) == 0) stayed += blank(unit, i, kept, err);
     }
     seal(pool, unit);
+    return stayed;
 }
 
 static void set_copy(neap_pool *pool, neap_unit *unit, neap_swap_record *swap,
@@ -455,7 +472,10 @@ static int move_to_storage(neap_pool *pool, neap_unit *unit, neap_evicted *evict
         n = neap_kv_copy_parts(unit, parts);
     }
     if (!err) err = neap_swapfile_put(pool->swapfile, parts, n, &record);
-    if (!err && !from.stack) neap_kv_copy_drop(unit, &evicted->dropped_bytes);
+    if (!err && !from.stack) {
+        neap_kv_copy_drop(unit, &evicted->dropped_bytes);
+        evicted->stayed_bytes = neap_unit_memory_bytes(unit) - evicted->dropped_bytes;
+    }
     if (!from.stack) seal(pool, unit);
     if (err) return err;
     set_copy(pool, unit, record, (neap_memory_copy){0}, unit->coded);
@@ -500,7 +520,7 @@ int neap_kv_unit_evict(neap_pool *pool, neap_unit *unit, neap_action action, nea
     ret_evicted->action = NEAP_ACTION_DROP;
     int err = is_clean ? 0 : secure_copy(pool, unit, action, worker, ret_evicted);
     if (err) return err;
-    err = drop_spare(unit, &ret_evicted->dropped_bytes);
+    err = drop_spare(unit, ret_evicted);
     if (err) {
         const neap_memory_copy copy = unit->memory; /* resident units have none */
         if (copy.len > 0) set_copy(pool, unit, NULL, (neap_memory_copy){0}, NULL);

@@ -24,9 +24,10 @@
  *  5 A RESIDENT unit has no copy in memory, but for klt's record; copies that it has equal its
  * bytes (after the codec's rounding). 6 An EVICTED or RESTORING weight unit with a part that has no
  * file has a swap record or is to be rebuilt. 7 Spans are whole pages, lie in one unit only, and
- * hold no page while their unit is EVICTED or LOST, but for those of a copy in place. The page in
- * which two units meet belongs to neither and stays. 8 n_restoring counts the units RESTORING. 9
- * Only a RESIDENT KV unit without a swap record is being copied; several are only if klt codes them
+ * hold no page while their unit is EVICTED or LOST, but for those of a copy in place and
+ * stayed_bytes that the kernel did not take back; of KV, these are zero. The page in which two
+ * units meet belongs to neither and stays. 8 n_restoring counts the units RESTORING. 9 Only a
+ * RESIDENT KV unit without a swap record is being copied; several are only if klt codes them
  * together. Their bytes do not change and they stay RESIDENT while they are being read. 10 What klt
  * coded has no other codec, and was rounded by none. Its record is in the swap file or, where the
  * pool holds it coded, in memory, or in both, and shared by those units only, of the same cells of
@@ -199,7 +200,10 @@ void neap_unit_move(neap_pool *pool, neap_unit *unit, neap_unit_state to) {
         atomic_fetch_add_explicit(&pool->n_absent, 1, memory_order_acq_rel);
     pool->n_restoring += to == NEAP_UNIT_RESTORING;
     pool->n_restoring -= from == NEAP_UNIT_RESTORING;
-    if (!becomes_absent) unit->by_pressure = false;
+    if (!becomes_absent) {
+        unit->by_pressure = false;
+        unit->stayed_bytes = 0;
+    }
     atomic_store_explicit(&unit->state, (int)to, memory_order_release);
     /* The chain of these subtractions is one release sequence: who reads 0 sees every restore. */
     if (was_absent && !becomes_absent)
@@ -275,6 +279,11 @@ neap_unit_bytes neap_unit_size(const neap_unit *unit) {
     return bytes;
 }
 
+uint64_t neap_unit_gone_bytes(const neap_unit *unit) {
+    const uint64_t evictable = neap_unit_size(unit).evictable;
+    return evictable > unit->stayed_bytes ? evictable - unit->stayed_bytes : 0;
+}
+
 uint64_t neap_unit_stored_bytes(const neap_unit *unit) {
     if (!unit->swap) return 0;
     return neap_swap_record_len(unit->swap) / (unit->klt ? unit->klt->n_holders : 1);
@@ -293,6 +302,7 @@ int neap_pool_evict(neap_pool *pool, neap_unit *unit, neap_action action, neap_w
                                 : neap_weight_unit_evict(pool, unit, ret_evicted);
 
     pthread_mutex_lock(&pool->lock);
+    if (!err) unit->stayed_bytes += ret_evicted->stayed_bytes;
     neap_unit_move(pool, unit, err && !was_evicted ? NEAP_UNIT_RESIDENT : NEAP_UNIT_EVICTED);
     pthread_mutex_unlock(&pool->lock);
     return err;
@@ -394,14 +404,17 @@ static void count_time(neap_pool_counters *counters, const neap_unit *unit, uint
 }
 
 void neap_pool_finish(neap_pool *pool, neap_unit *unit, int err, uint64_t began_ns) {
-    if (err && unit->is_kv) neap_kv_unit_release(pool, unit, is_loss(unit, err));
-    if (err && !unit->is_kv) neap_weight_unit_release(pool, unit);
+    uint64_t stayed = 0;
+    if (err)
+        stayed = unit->is_kv ? neap_kv_unit_release(pool, unit, is_loss(unit, err))
+                             : neap_weight_unit_release(pool, unit);
 
     pthread_mutex_lock(&pool->lock);
     neap_pool_counters *counters = &pool->counters;
     count_time(counters, unit, began_ns);
     unit->last_error = err;
     if (err) {
+        unit->stayed_bytes = stayed;
         if (is_loss(unit, err)) {
             neap_klt_disown(pool, unit);
             neap_unit_forget_copies(pool, unit);
@@ -507,7 +520,8 @@ static void check_span(check_context *ctx, const neap_unit *unit, neap_unit_stat
     if ((uintptr_t)span.addr % page != 0 || span.len % page != 0) BROKEN(unit, "7");
     if (span.len == 0) return;
     uint64_t held = 0;
-    const bool gone = state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_LOST;
+    const bool gone =
+        (state == NEAP_UNIT_EVICTED || state == NEAP_UNIT_LOST) && unit->stayed_bytes == 0;
     if (gone && neap_vm_held(spare.addr, spare.len, &held) == 0 && held != 0) BROKEN(unit, "7");
     if (ctx->n_spans == ctx->cap_spans) {
         ctx->cap_spans = 2 * ctx->cap_spans + 64;

@@ -114,6 +114,7 @@ typedef struct neap_unit {
     uint64_t last_use;    /* number of the last graph that needed it, where the policy asks; or 0 */
     uint64_t allocate_ns; /* committing its pages; of whoever restores it */
     bool by_pressure;     /* away because memory was short: comes back without being needed */
+    uint64_t stayed_bytes; /* away: pages that the kernel did not take back */
 
     /* Copies. For KV a swap record beside residency means clean. Changed under the lock; stable
      * for the thread that evicts or restores the unit. */
@@ -223,6 +224,7 @@ typedef struct neap_unit_bytes {
     uint64_t evictable; /* of those: what evicting releases */
 } neap_unit_bytes;
 neap_unit_bytes neap_unit_size(const neap_unit *unit);  /* [L] */
+uint64_t neap_unit_gone_bytes(const neap_unit *unit);   /* of evictable, while it is away [L] */
 uint64_t neap_kv_raw_bytes(const neap_unit *unit);      /* of its cells in use, uncompressed [L] */
 uint64_t neap_unit_stored_bytes(const neap_unit *unit); /* its part of its record on storage [L] */
 /* What its copy in memory takes: in place whole pages; 0: there is none. [L] */
@@ -246,6 +248,7 @@ size_t neap_klt_expected(const neap_unit *unit);
 typedef struct neap_evicted {
     uint64_t dropped_bytes; /* pages of the unit that went back */
     uint64_t kept_bytes;    /* pages that a copy in place keeps */
+    uint64_t stayed_bytes;  /* pages that the kernel did not take back */
     uint64_t raw_bytes;     /* KV: bytes in use, uncompressed */
     uint64_t stacked_bytes,
         unstacked_bytes; /* coded copies that went onto the stack, and left it */

@@ -35,8 +35,9 @@ int neap_span_open(const neap_pool *pool, neap_span span);
 int neap_weight_unit_evict(neap_pool *pool, neap_unit *unit, neap_evicted *ret_evicted);
 int neap_weight_unit_allocate(neap_pool *pool, neap_unit *unit);
 int neap_weight_unit_load(neap_pool *pool, neap_unit *unit, neap_worker *worker);
-void neap_weight_unit_release(neap_pool *pool, neap_unit *unit); /* drops and seals again */
-void neap_weight_unit_unref(neap_pool *pool, neap_unit *unit);   /* [L] */
+/* Drops what a failed restore committed and seals again; -> bytes that the kernel did not take. */
+uint64_t neap_weight_unit_release(neap_pool *pool, neap_unit *unit);
+void neap_weight_unit_unref(neap_pool *pool, neap_unit *unit); /* [L] */
 void neap_weight_unit_free_files(neap_pool *pool);
 
 /* kv_unit.c */
@@ -51,8 +52,9 @@ size_t neap_kv_unit_allocation(neap_pool *pool, neap_unit *unit, neap_unit **ret
 int neap_kv_units_allocate(neap_pool *pool, neap_unit *const *units, size_t n);
 int neap_kv_unit_load(neap_pool *pool, neap_unit *unit, neap_worker *worker);
 int neap_kv_units_load(neap_pool *pool, neap_unit *const *units, size_t n, neap_worker *worker);
-/* Drops what a failed restore committed and seals again; with_copy: a copy in place goes, too. */
-void neap_kv_unit_release(neap_pool *pool, neap_unit *unit, bool with_copy);
+/* Drops what a failed restore committed and seals again; with_copy: a copy in place goes, too.
+ * What the kernel does not take reads as zero all the same; its bytes are returned. */
+uint64_t neap_kv_unit_release(neap_pool *pool, neap_unit *unit, bool with_copy);
 int neap_kv_unit_open(neap_pool *pool, neap_unit *unit); /* accessible, nothing committed */
 void neap_kv_unit_zero_edges(const neap_unit *unit);
 

@@ -282,19 +282,23 @@ int neap_weight_unit_evict(neap_pool *pool, neap_unit *unit, neap_evicted *ret_e
         err = neap_vm_drop(inner.addr, inner.len);
         if (err && n_dropped == 0) return err; /* nothing happened yet */
         n_dropped++;
-        if (!err) ret_evicted->dropped_bytes += inner.len; /* all was written or read in */
+        /* All was written or read in. */
+        *(err ? &ret_evicted->stayed_bytes : &ret_evicted->dropped_bytes) += inner.len;
     }
     for (size_t i = 0; i < unit->n_parts; i++)
         neap_span_seal(pool, unit->parts[i].inner);
     return 0;
 }
 
-void neap_weight_unit_release(neap_pool *pool, neap_unit *unit) {
+uint64_t neap_weight_unit_release(neap_pool *pool, neap_unit *unit) {
+    uint64_t stayed = 0;
     for (size_t i = 0; i < unit->n_parts; i++) {
-        if (unit->parts[i].inner.len == 0) continue;
-        (void)neap_vm_drop(unit->parts[i].inner.addr, unit->parts[i].inner.len);
-        neap_span_seal(pool, unit->parts[i].inner);
+        const neap_span inner = unit->parts[i].inner;
+        if (inner.len == 0) continue;
+        if (neap_vm_drop(inner.addr, inner.len) != 0) stayed += inner.len;
+        neap_span_seal(pool, inner);
     }
+    return stayed;
 }
 
 /* ---- restoration ---- */

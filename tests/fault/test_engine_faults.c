@@ -250,6 +250,70 @@ static void test_damaged_record(void) {
     rig_free(&r);
 }
 
+/* ---- memory that the kernel does not take back ---- */
+
+static void fill_chunk(rig *r) {
+    rig_random random = {815};
+    neap_use_begin(r->engine, NEAP_USE_COMPUTE);
+    CHECK(rig_write(r, &r->caches[0], &random, 0, 0, NEAP_CHUNK_CELLS, true) == 0);
+    neap_use_end(r->engine, NEAP_USE_COMPUTE);
+}
+
+/* The pages of a plane wholly in its first chunk are zero. */
+static bool pages_are_zero(const rig_cache *cache, int plane) {
+    const neap_kv_plane *p = &cache->layout.planes[plane];
+    const uintptr_t page = neap_vm_page(), base = (uintptr_t)p->base;
+    const unsigned char *at = (unsigned char *)NEAP_ROUND_UP(base, page);
+    const unsigned char *end =
+        (unsigned char *)NEAP_ROUND_DOWN(base + NEAP_CHUNK_CELLS * p->row_bytes, page);
+    CHECK(at < end);
+    while (at < end && *at == 0)
+        at++;
+    return at == end;
+}
+
+/* A chunk's second plane stays: what is said to have gone is what went, and nothing of the cells
+ * can be read where they were. */
+static void test_plane_stays(void) {
+    rig r;
+    rig_make(&r, (neap_options){.codec = "none"}, false);
+    fill_chunk(&r);
+    const uint64_t before = stat_of(&r).kv_resident;
+    const neap_evict_request request = {.bytes = UINT64_MAX, .only = NEAP_ONLY_KV};
+    neap_evict_result result;
+    neap_fault_arm("vm.drop", 2, -EAGAIN, 0);
+    CHECK(neap_evict(r.engine, &request, &result) == 0);
+    CHECK(neap_fault_fired() == 1);
+    neap_fault_disarm();
+    rig_note_evicted(&r);
+    neap_check(r.engine);
+    CHECK(stat_of(&r).units_kv_evicted == 1);
+    CHECK(result.released_bytes > 0 && result.released_bytes < before / 2 + neap_vm_page());
+    CHECK(before - stat_of(&r).kv_resident == result.released_bytes);
+    CHECK(pages_are_zero(&r.caches[0], 0) && pages_are_zero(&r.caches[0], 1));
+    rig_check_all(&r);
+    CHECK(stat_of(&r).kv_resident == before);
+    rig_free(&r);
+}
+
+/* What a damaged copy left is not taken for cells. */
+static void test_lost_stays(void) {
+    rig r;
+    rig_make(&r, plain, false);
+    fill_chunk(&r);
+    evict_all(&r);
+    damage_swap(&r);
+    const neap_unit_id unit = neap_kv_unit(r.caches[0].kv, 0, 0);
+    neap_fault_arm("vm.drop", 1, -EAGAIN, 1);
+    CHECK(wait_within_use(&r, unit) == NEAP_E_LOST && neap_fault_fired() > 0);
+    neap_fault_disarm();
+    neap_check(r.engine);
+    neap_use_begin(r.engine, NEAP_USE_COMPUTE);
+    CHECK(neap_kv_forget(r.caches[0].kv, 0, 0) == 0 && is_zero(&r.caches[0], 0, 0));
+    neap_use_end(r.engine, NEAP_USE_COMPUTE);
+    rig_free(&r);
+}
+
 /* ---- every call failing in turn ---- */
 
 static bool try_round(rig *r, rig_random *random) {
@@ -325,6 +389,8 @@ int main(void) {
     test_read_error();
     test_model_changed();
     test_damaged_record();
+    test_plane_stays();
+    test_lost_stays();
     test_walk();
     return 0;
 }
