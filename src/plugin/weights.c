@@ -355,14 +355,20 @@ static bool in_layer(const neap_weight *weight, int layer, size_t n_experts) {
            weight->n_experts == n_experts && evictable(weight);
 }
 
-static int set_units(neap_weight *weight, const neap_unit_id *units, size_t n) {
-    weight->units = malloc(n * sizeof *units);
-    if (weight->units == NULL) {
-        return -ENOMEM; /* never evicted knowingly: the caller reports it */
+/* Before units are formed: one that a weight could not name would be evicted, and no graph would
+ * wait for it. */
+static int reserve_units(neap_weight *weight, size_t n) {
+    neap_unit_id *units = realloc(weight->units, n * sizeof *units);
+    if (units == NULL) {
+        return -ENOMEM;
     }
+    weight->units = units;
+    return 0;
+}
+
+static void set_units(neap_weight *weight, const neap_unit_id *units, size_t n) {
     memcpy(weight->units, units, n * sizeof *units);
     weight->n_units = n;
-    return 0;
 }
 
 static void report_resident(int err, const char *what) {
@@ -390,6 +396,11 @@ static void add_layer_units(neap_buffer *buffer, int layer, size_t n_experts) {
     size_t n_units = n_experts > 0 ? n_experts : 1, done = 0;
     neap_unit_id *units = calloc(n_units, sizeof *units);
     int err = list == NULL || extents == NULL || units == NULL ? -ENOMEM : 0;
+    for (size_t i = 0; err == 0 && i < buffer->n_weights; i++) {
+        if (in_layer(&buffer->weights[i], layer, n_experts)) {
+            err = reserve_units(&buffer->weights[i], n_units);
+        }
+    }
     size_t n = err == 0 ? list_layer(buffer, layer, n_experts, list) : 0;
     while (err == 0 && n > 0 && done < n_units) {
         for (size_t i = 0; i < n; i++) {
@@ -410,6 +421,10 @@ static void add_layer_units(neap_buffer *buffer, int layer, size_t n_experts) {
     free(list);
 }
 
+static bool shares_bytes(const neap_weight *other, const neap_weight *weight) {
+    return other->addr == weight->addr && other->n_units == 0;
+}
+
 /* A large tensor outside the layers (the output matrix) becomes several units, so that little can
  * be taken of it, and what comes back first is not the whole. */
 static void add_split_units(neap_buffer *buffer, size_t index, int order) {
@@ -418,6 +433,12 @@ static void add_split_units(neap_buffer *buffer, size_t index, int order) {
     size_t n = (weight->len + step - 1) / step, done = 0;
     neap_unit_id *units = calloc(n, sizeof *units);
     int err = units == NULL ? -ENOMEM : 0;
+    /* A tied tensor appears twice at one address. */
+    for (size_t i = index; err == 0 && i < buffer->n_weights; i++) {
+        if (shares_bytes(&buffer->weights[i], weight)) {
+            err = reserve_units(&buffer->weights[i], n);
+        }
+    }
     while (err == 0 && done < n) {
         size_t at = done * step, left = weight->len - at;
         neap_weight_extent part = extent_of(weight, at, left < step ? left : step);
@@ -425,9 +446,8 @@ static void add_split_units(neap_buffer *buffer, size_t index, int order) {
         done += err == 0;
     }
     report_resident(err, "the output matrix");
-    /* A tied tensor appears twice at one address. */
     for (size_t i = index; done > 0 && i < buffer->n_weights; i++) {
-        if (buffer->weights[i].addr == weight->addr && buffer->weights[i].n_units == 0) {
+        if (shares_bytes(&buffer->weights[i], weight)) {
             set_units(&buffer->weights[i], units, done);
         }
     }
