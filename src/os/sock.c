@@ -1,12 +1,15 @@
 /* sock.c - see sock.h.
  * Threads   one accepts; every connection has a detached thread of its own, counted in n_active and
- *           at most CONNECTIONS_MAX. While nothing arrives all of them sleep without a timeout.
- * Stopping  an eventfd wakes the accepting thread, shutdown() wakes the others; free returns when
- *           the last of them is gone.
- * Invariants
+ *           at most CONNECTIONS_MAX. While nothing arrives all of them sleep; a connection whose
+ * next line is not whole after LINE_MS ends. Full      When another one calls, the connection that
+ * has waited longest for a line gives it its place, unless it has only waited for GRACE_MS: its
+ * line may be on the way. Stopping  an eventfd wakes the accepting thread, shutdown() wakes the
+ * others; free returns when the last of them is gone. Invariants
  *   1. fds[i] >= 0 exactly while the thread of connection i lives; n_active counts them. It is
  *      closed under the lock, so that free never shuts down a descriptor that is another's by now.
- *   2. The accepting thread takes a connection only when a place is free. */
+ *   2. The accepting thread takes a connection only when a place is free.
+ *   3. waits_since[i] is not 0 exactly while connection i waits for a line and was not told to end.
+ */
 #include "sock.h"
 
 #include <errno.h>
@@ -28,7 +31,8 @@
 #include "thread.h"
 
 #define CONNECTIONS_MAX 16
-#define SILENCE_MS 10000
+#define LINE_MS 5000 /* for a line to come, and for a reply to be taken */
+#define GRACE_MS 500 /* a caller sends at once */
 #define RETRY_MS 100
 
 struct neap_listener {
@@ -40,10 +44,11 @@ struct neap_listener {
     void *ctx;
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* n_active fell, or stopping */
+    pthread_cond_t changed; /* n_active fell, stopping, or while all places are taken one waits */
     bool stopping;          /* lock, as the rest */
     unsigned n_active;
     int fds[CONNECTIONS_MAX];
+    uint64_t waits_since[CONNECTIONS_MAX]; /* CLOCK_MONOTONIC ns */
 };
 
 typedef struct connection {
@@ -137,12 +142,11 @@ static void line_consume(line_buffer *buffer, size_t len) {
 }
 
 /* 0: a line is there; else the connection is over. */
-static int connection_line(int fd, line_buffer *buffer, size_t *ret_len) {
+static int receive_line(int fd, line_buffer *buffer, uint64_t deadline_ns, size_t *ret_len) {
     for (;;) {
         int rc = line_ready(buffer, ret_len);
         if (rc != 0) return rc < 0 ? rc : 0;
-        /* Between lines a client may think for as long as it likes. */
-        rc = wait_for(fd, POLLIN, buffer->len ? deadline_in(SILENCE_MS) : 0);
+        rc = wait_for(fd, POLLIN, deadline_ns);
         if (rc) return rc;
         rc = receive_some(fd, buffer);
         if (rc == 0) return -ECONNRESET;
@@ -150,10 +154,26 @@ static int connection_line(int fd, line_buffer *buffer, size_t *ret_len) {
     }
 }
 
+static void connection_waits(const connection *c, uint64_t since_ns) {
+    neap_listener *listener = c->listener;
+    pthread_mutex_lock(&listener->lock);
+    listener->waits_since[c->index] = since_ns;
+    if (since_ns && listener->n_active == CONNECTIONS_MAX)
+        pthread_cond_broadcast(&listener->changed);
+    pthread_mutex_unlock(&listener->lock);
+}
+
+static int connection_line(const connection *c, line_buffer *buffer, size_t *ret_len) {
+    connection_waits(c, neap_clock_ns());
+    const int err = receive_line(c->fd, buffer, deadline_in(LINE_MS), ret_len);
+    connection_waits(c, 0);
+    return err;
+}
+
 static void connection_serve(const connection *c) {
     line_buffer buffer = {.bytes = malloc(LINE_CAP + 1)};
     size_t len;
-    while (buffer.bytes && connection_line(c->fd, &buffer, &len) == 0) {
+    while (buffer.bytes && connection_line(c, &buffer, &len) == 0) {
         /* A NUL inside would hide the rest of the line from the handler: it gets another control
          * character, which no message of ours contains either. */
         for (char *nul = buffer.bytes;
@@ -163,7 +183,7 @@ static void connection_serve(const connection *c) {
         if (!reply) break;
         const size_t reply_len = strlen(reply);
         reply[reply_len] = '\n';
-        const int err = send_all(c->fd, reply, reply_len + 1, deadline_in(SILENCE_MS));
+        const int err = send_all(c->fd, reply, reply_len + 1, deadline_in(LINE_MS));
         free(reply);
         if (err) break;
         line_consume(&buffer, len);
@@ -176,6 +196,7 @@ static void connection_end(const connection *c) {
     pthread_mutex_lock(&listener->lock);
     close(c->fd);
     listener->fds[c->index] = -1;
+    listener->waits_since[c->index] = 0;
     listener->n_active--;
     pthread_cond_broadcast(&listener->changed);
     pthread_mutex_unlock(&listener->lock);
@@ -222,18 +243,43 @@ static void connection_begin(neap_listener *listener, int fd) {
     pthread_detach(thread);
 }
 
+/* Tells the connection that has waited longest for a line to end, if that is long enough; what has
+ * reached it is still answered. When to look again; 0: when something changes. [lock] */
+static uint64_t end_idle(neap_listener *listener) {
+    unsigned oldest = CONNECTIONS_MAX;
+    for (unsigned i = 0; i < CONNECTIONS_MAX; i++)
+        if (listener->waits_since[i] > 0 &&
+            (oldest == CONNECTIONS_MAX || listener->waits_since[i] < listener->waits_since[oldest]))
+            oldest = i;
+    if (oldest == CONNECTIONS_MAX) return 0;
+    const uint64_t due_ns = listener->waits_since[oldest] + (uint64_t)GRACE_MS * 1000000;
+    if (neap_clock_ns() < due_ns) return due_ns;
+    shutdown(listener->fds[oldest], SHUT_RD);
+    listener->waits_since[oldest] = 0;
+    return 0;
+}
+
+/* [lock] */
+static void wait_changed(neap_listener *listener, uint64_t until_ns) {
+    const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                                   .tv_nsec = (long)(until_ns % 1000000000u)};
+    if (until_ns)
+        pthread_cond_timedwait(&listener->changed, &listener->lock, &until);
+    else
+        pthread_cond_wait(&listener->changed, &listener->lock);
+}
+
 /* Waits until a connection can be taken; false: stop. */
 static bool listener_wait(neap_listener *listener) {
-    pthread_mutex_lock(&listener->lock);
-    while (!listener->stopping && listener->n_active == CONNECTIONS_MAX)
-        pthread_cond_wait(&listener->changed, &listener->lock);
-    const bool stopping = listener->stopping;
-    pthread_mutex_unlock(&listener->lock);
-    if (stopping) return false;
     struct pollfd fds[2] = {{.fd = listener->fd, .events = POLLIN},
                             {.fd = listener->stop_fd, .events = POLLIN}};
     poll(fds, 2, -1);
-    return fds[1].revents == 0;
+    pthread_mutex_lock(&listener->lock);
+    while (!listener->stopping && listener->n_active == CONNECTIONS_MAX)
+        wait_changed(listener, end_idle(listener));
+    const bool stopping = listener->stopping;
+    pthread_mutex_unlock(&listener->lock);
+    return !stopping;
 }
 
 static void *listener_main(void *arg) {
@@ -322,7 +368,11 @@ int neap_listener_create(const char *path, neap_line_handler handler, void *ctx,
     listener->ctx = ctx;
     listener->fd = -1;
     pthread_mutex_init(&listener->lock, NULL);
-    pthread_cond_init(&listener->changed, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&listener->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
     for (unsigned i = 0; i < CONNECTIONS_MAX; i++)
         listener->fds[i] = -1;
     listener->stop_fd = eventfd(0, EFD_CLOEXEC);

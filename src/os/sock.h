@@ -15,7 +15,8 @@ typedef char *(*neap_line_handler)(const char *line, void *ctx);
 
 /* Binds path (mode 0600; a stale socket of a dead process is replaced), listens, and serves on
  * threads that sleep while nothing arrives. Peers of another user than the owner or root are
- * refused by SO_PEERCRED. A client that is silent for 10 s mid-line is dropped. */
+ * refused by SO_PEERCRED. A client whose next line does not come within 5 s is dropped; when too
+ * many are connected, the one that has been silent longest makes room for another. */
 int neap_listener_create(const char *path, neap_line_handler handler, void *ctx,
                          neap_listener **ret_listener);
 /* Removes the socket's name only: for the end of a process whose threads may be anywhere. */

@@ -198,6 +198,36 @@ static void test_idle(void) {
     close(fd);
 }
 
+/* However many sit there in silence, a caller gets through, and who asks in time is answered. */
+static void test_silent(void) {
+    enum { N = 20 }; /* more than there are places */
+    int fds[N];
+    const uint64_t began = neap_clock_ns();
+    for (int i = 0; i < N; i++) {
+        fds[i] = dial();
+        if (i % 2) says(fds[i], "half", 4);
+    }
+    char *reply = NULL;
+    CHECK(neap_sock_call(path, "hello", 4000, &reply) == 0 && strcmp(reply, "<hello") == 0);
+    free(reply);
+    CHECK(neap_clock_ns() - began < 4000000000u);
+    says(fds[N - 2], "late\n", 5);
+    hears(fds[N - 2], "<late\n");
+    for (int i = 0; i < N; i++) /* all are dropped in the end, the fed one, too */
+        hears_end(fds[i]);
+    CHECK(neap_clock_ns() - began < 15000000000u);
+}
+
+/* A byte now and then does not keep a line open. */
+static void test_drip(void) {
+    const int fd = dial();
+    const uint64_t began = neap_clock_ns();
+    while (send(fd, "x", 1, MSG_NOSIGNAL) == 1 && neap_clock_ns() - began < 12000000000u)
+        usleep(100000);
+    CHECK(neap_clock_ns() - began < 12000000000u);
+    hears_end(fd);
+}
+
 static void test_refused(void) {
     if (geteuid() != 0) return; /* only root can play another user */
     CHECK(chmod(dir, 0755) == 0 && chmod(path, 0666) == 0);
@@ -295,6 +325,8 @@ int main(void) {
     test_lines();
     test_many();
     test_idle();
+    test_silent();
+    test_drip();
     test_refused();
     test_accept_fails();
     test_path_in_use();
