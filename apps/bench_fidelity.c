@@ -39,6 +39,7 @@ static const char default_methods[] =
     FLOOR ",none,q8,cachegen,q8_0-rotated,q4_0,q4_0-rotated,turboquant:4,"
           "turboquant-centred:4,kivi:2,xkv:4,lowram:4,lowram-q:4.25,lowram-q:6,"
           "lowram-q-warm:4.25,lowram-q-warm:6,"
+          "evict:2,evict-mass:2,lowram-e:4,lowram-eq:8,lowram-eq-mass:8,"
           "klt-head:4,klt-head:6,klt-joint:6,klt-joint:8,klt-joint:12,klt-joint:16";
 static const char quick_methods[] =
     FLOOR ",q8,cachegen,q8_0-rotated,q4_0-rotated,klt-head:4,klt-joint:8";
@@ -49,7 +50,7 @@ typedef struct column {
     bool is_out; /* it failed here, which has been said */
     neap_method method;
     neap_token_score *scores; /* [n_texts][N_NEXT] */
-    uint64_t raw_bytes, kept_bytes;
+    uint64_t raw_bytes, kept_bytes, n_tokens, n_kept;
     double task_sums[NEAP_TASK_KINDS];
 } column;
 
@@ -150,16 +151,25 @@ static int read_tokens(bench *b, const char *path, neap_tokens *ret_tokens) {
 
 /* Puts what the method makes of the exact state into the context. A method that cannot - a context
  * too short for it, a model it does not know - is left out, and the others go on. */
-static int load_compressed(bench *b, column *c, const neap_kv_file *exact, uint64_t *ret_bytes) {
+static int load_compressed(bench *b, column *c, const neap_kv_file *exact,
+                           neap_method_kept *ret_kept) {
     uint8_t *bytes = malloc(exact->n_bytes);
     neap_kv_file state;
+    neap_method_kept kept = {0};
     if (!bytes) return no_memory();
     memcpy(bytes, exact->bytes, exact->n_bytes);
     const int err = neap_kv_file_of_state(bytes, exact->n_bytes, &state);
     if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(err));
-    c->is_out = neap_method_apply(&c->method, b->session, &state, ret_bytes) != 0;
+    c->is_out = neap_method_apply(&c->method, b->session, &state, &kept) != 0;
     b->left_out |= c->is_out;
-    const int status = c->is_out ? 0 : neap_session_set(b->session, &state);
+    int status = c->is_out ? 0 : neap_session_set(b->session, &state);
+    if (!status && kept.tokens)
+        status = neap_session_keep_only(b->session, kept.tokens, kept.n_tokens);
+    else
+        kept.n_tokens = exact->n_cells;
+    free(kept.tokens);
+    kept.tokens = NULL;
+    *ret_kept = kept;
     neap_kv_file_free(&state);
     return status;
 }
@@ -169,7 +179,7 @@ static int load_compressed(bench *b, column *c, const neap_kv_file *exact, uint6
 static int score_floor(bench *b, const neap_tokens *tokens, size_t context,
                        const float **ret_logits) {
     int status = neap_session_keep(b->floor, 0);
-    if (!status) status = neap_session_read(b->floor, tokens->ids, context);
+    if (!status) status = neap_session_read_watched(b->floor, tokens->ids, context);
     if (!status) status = neap_session_logits(b->floor, tokens->ids + context, N_NEXT, ret_logits);
     return status;
 }
@@ -186,9 +196,11 @@ static int score_methods(bench *b, const neap_tokens *tokens, size_t context,
         if (c->is_floor) {
             status = score_floor(b, tokens, context, &logits);
         } else {
-            uint64_t kept = 0;
+            neap_method_kept kept = {0};
             status = load_compressed(b, c, exact, &kept);
-            c->kept_bytes += kept;
+            c->kept_bytes += kept.bytes;
+            c->n_kept += kept.n_tokens;
+            c->n_tokens += exact->n_cells;
             c->raw_bytes += neap_method_raw_bytes(b->session, exact);
             if (!status && !c->is_out)
                 status = neap_session_logits(b->session, tokens->ids + context, N_NEXT, &logits);
@@ -207,7 +219,7 @@ static int measure_text(bench *b, const neap_tokens *tokens, size_t context) {
     float *kept = malloc(n_logits * sizeof *kept);
     step(b, "reading");
     int status = kept ? neap_session_keep(b->session, 0) : no_memory();
-    if (!status) status = neap_session_read(b->session, tokens->ids, context);
+    if (!status) status = neap_session_read_watched(b->session, tokens->ids, context);
     if (!status) status = neap_session_get(b->session, &exact);
     if (!status) status = neap_session_logits(b->session, tokens->ids + context, N_NEXT, &logits);
     if (!status) {
@@ -266,7 +278,7 @@ static int ask_methods(bench *b, int kind, const neap_task *task, const neap_tok
     int status = 0;
     for (size_t i = 0; i < b->n_columns && !status; i++) {
         column *c = &b->columns[i];
-        uint64_t unused;
+        neap_method_kept unused;
         double score = 0;
         step(b, c->method.name);
         if (c->is_floor || c->is_out) continue;
@@ -285,7 +297,7 @@ static int measure_task(bench *b, int kind, const neap_task *task, const neap_to
     int status =
         neap_session_tokenize(b->session, task->question, strlen(task->question), false, &question);
     if (!status) status = neap_session_keep(b->session, 0);
-    if (!status) status = neap_session_read(b->session, context->ids, context->n);
+    if (!status) status = neap_session_read_watched(b->session, context->ids, context->n);
     if (!status) status = neap_session_get(b->session, &exact);
     if (!status) status = answer(b, task, &question, &score);
     b->task_exact[kind] += score;
@@ -469,18 +481,20 @@ static json_t *row_json(const bench *b, const column *c, long context, const nea
     json_t *by_text = json_array();
     for (size_t i = 0; i < b->n_used; i++)
         json_array_append_new(by_text, json_real(mean_kl(c->scores + i * N_NEXT)));
-    return json_pack(
-        "{s:s, s:I, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:s}",
-        "model", b->label, "context", (json_int_t)context, "method", c->method.name, "ratio",
-        c->is_floor ? 1.0 : (double)c->raw_bytes / (double)c->kept_bytes, "kl", f->kl, "kl_low",
-        f->kl_low, "kl_high", f->kl_high, "ppl_ratio", f->ppl_ratio, "top1_agreement",
-        f->top1_agreement, "task_score",
-        has_tasks ? json_real(mean_of(c->task_sums, n_tasks)) : json_null(), "task_baseline",
-        has_tasks ? json_real(mean_of(b->task_exact, n_tasks)) : json_null(), "tasks",
-        has_tasks ? tasks_json(b, c) : json_null(), "model_bytes",
-        (json_int_t)neap_method_model_bytes(&c->method, b->session), "texts", (json_int_t)b->n_used,
-        "tokens", (json_int_t)(b->n_used * N_NEXT), "kl_by_text", by_text, "weights",
-        b->own_weights ? "own" : "f32");
+    return json_pack("{s:s, s:I, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:I, s:I, "
+                     "s:I, s:o, s:s}",
+                     "model", b->label, "context", (json_int_t)context, "method", c->method.name,
+                     "ratio", c->is_floor ? 1.0 : (double)c->raw_bytes / (double)c->kept_bytes,
+                     "kept_share", c->is_floor ? 1.0 : (double)c->n_kept / (double)c->n_tokens,
+                     "kl", f->kl, "kl_low", f->kl_low, "kl_high", f->kl_high, "ppl_ratio",
+                     f->ppl_ratio, "top1_agreement", f->top1_agreement, "task_score",
+                     has_tasks ? json_real(mean_of(c->task_sums, n_tasks)) : json_null(),
+                     "task_baseline",
+                     has_tasks ? json_real(mean_of(b->task_exact, n_tasks)) : json_null(), "tasks",
+                     has_tasks ? tasks_json(b, c) : json_null(), "model_bytes",
+                     (json_int_t)neap_method_model_bytes(&c->method, b->session), "texts",
+                     (json_int_t)b->n_used, "tokens", (json_int_t)(b->n_used * N_NEXT),
+                     "kl_by_text", by_text, "weights", b->own_weights ? "own" : "f32");
 }
 
 static void print_row(const bench *b, const column *c, long context, const neap_fidelity *f) {
@@ -503,7 +517,7 @@ static void report(bench *b, long context, json_t *rows) {
         if (!c->is_out) json_array_append_new(rows, row_json(b, c, context, &f));
         if (!c->is_out && !b->options.as_json) print_row(b, c, context, &f);
         c->is_out = false;
-        c->raw_bytes = c->kept_bytes = 0;
+        c->raw_bytes = c->kept_bytes = c->n_tokens = c->n_kept = 0;
         memset(c->task_sums, 0, sizeof c->task_sums);
     }
     if (!b->options.as_json) fflush(stdout);

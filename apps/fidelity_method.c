@@ -23,6 +23,8 @@
 #define XKV_LAYERS 4u
 #define KIVI_GROUP 32u
 #define KIVI_EXACT 128u
+#define LOWRAM_MOST 4.0 /* the most that the paper compresses kept tokens by (Table 10) */
+#define LOWRAM_Q_MOST 6.4
 #define HADAMARD 64u /* least size that llama.cpp turns heads by */
 #define TURN_SEED 1u
 
@@ -39,7 +41,9 @@ typedef struct context {
     neap_kv_file *state;
     const neap_session_layer *layers;
     uint32_t n_layers, n_cells;
-    float *rows; /* room for the widest plane */
+    float *rows;            /* room for the widest plane */
+    double ratio;           /* the method's parameter, or what eviction leaves of it */
+    neap_method_kept *kept; /* its tokens: the cells' positions where they are not 0, 1, ... */
 } context;
 
 struct neap_method_kind {
@@ -47,6 +51,8 @@ struct neap_method_kind {
     double parameter, least, most; /* its own one; least 0: it takes none */
     bool flag;                     /* -rotated, -centred, -q */
     bool warm;
+    double rest;  /* of evictions: what the kept tokens are compressed by at most; else 0 */
+    bool by_mass; /* evicts by the attention so far */
     int (*plane)(const context *c, const plane *p, uint64_t *inout_bytes);
     int (*whole)(const context *c, uint64_t *inout_bytes);
 };
@@ -208,7 +214,7 @@ static bool make_view(const context *c, lowram_view *view) {
             (neap_klt_plane){rows_of(c, i, false), 2 * (size_t)from->n_kv_heads * from->v_head_dim};
     }
     for (uint32_t i = 0; i < c->n_cells; i++)
-        view->positions[i] = (int32_t)i;
+        view->positions[i] = (int32_t)(c->kept->tokens ? c->kept->tokens[i] : i);
     return true;
 }
 
@@ -270,9 +276,9 @@ static int apply_lowram(const context *c, uint64_t *inout_bytes) {
     int err = make_view(c, &view) ? require_rope(c) : -ENOMEM;
     const neap_lowram_context rows = {
         .n_rows = c->n_cells, .positions = view.positions, .k = view.k, .v = view.v};
-    neap_lowram_defaults(&options, c->method->parameter);
+    neap_lowram_defaults(&options, c->ratio);
     if (!c->method->kind->flag) options.a_bits = options.residual_bits = NEAP_LOWRAM_F16;
-    if (c->method->learned) {
+    if (c->method->kind->warm) {
         options.start = start_warm;
         options.start_ctx = c->method->learned;
     }
@@ -289,6 +295,94 @@ static int apply_lowram(const context *c, uint64_t *inout_bytes) {
     if (!err) return 0;
     return neap_cli_error(NEAP_EXIT_FAILED, "a longer context, or a smaller ratio", "%s: %s",
                           c->method->name, neap_strerror(err));
+}
+
+/* ---- eviction ---- */
+
+/* Adds to scores[n_cells] what a layer says of them; history: room for the groups'. */
+static int add_scores(const context *c, uint32_t layer, float *history, float *scores) {
+    const neap_session_layer *shape = &c->layers[layer];
+    const size_t n = c->n_cells, width = (size_t)shape->n_kv_heads * shape->k_head_dim;
+    uint32_t n_seen[NEAP_SESSION_WINDOW];
+    neap_session_queries queries;
+    if (!neap_session_queries_of(c->session, layer, &queries)) return -ENOTSUP;
+    float *k = malloc(n * width * sizeof *k), *own = malloc(n * sizeof *own);
+    int err = k && own ? 0 : -ENOMEM;
+    for (uint32_t i = 0; i < queries.n_tokens; i++)
+        n_seen[i] = (uint32_t)n - queries.n_tokens + 1 + i;
+    const neap_token_attention attention = {.n = n,
+                                            .n_queries = queries.n_tokens,
+                                            .n_heads = queries.n_heads,
+                                            .n_kv_heads = shape->n_kv_heads,
+                                            .head_dim = shape->k_head_dim,
+                                            .scale = queries.scale,
+                                            .q = queries.q,
+                                            .k = k,
+                                            .n_seen = n_seen};
+    if (!err) load_rows(rows_of(c, layer, true), k, n * width);
+    if (!err) err = neap_token_history(&attention, history);
+    if (!err && c->method->kind->by_mass)
+        neap_token_mass(history, n, own);
+    else if (!err)
+        err = neap_token_predict(neap_learned_net(c->method->learned), history, n, own);
+    for (size_t i = 0; i < n && !err; i++)
+        scores[i] += c->method->kind->by_mass ? own[i] : expf(own[i]);
+    free(k);
+    free(own);
+    return err;
+}
+
+/* The tokens to keep: one choice for all layers, as they share the cells of llama.cpp's cache. */
+static int choose_tokens(const context *c, size_t n_kept) {
+    float *history = malloc(NEAP_TOKEN_GROUPS * (size_t)c->n_cells * sizeof *history);
+    float *scores = calloc(c->n_cells, sizeof *scores);
+    c->kept->tokens = malloc(c->n_cells * sizeof *c->kept->tokens);
+    int err = history && scores && c->kept->tokens ? 0 : -ENOMEM;
+    for (uint32_t i = 0; i < c->n_layers && !err; i++)
+        err = add_scores(c, i, history, scores);
+    if (!err)
+        err = neap_tokens_keep(scores, c->n_cells, n_kept, c->kept->tokens, &c->kept->n_tokens);
+    free(history);
+    free(scores);
+    return err;
+}
+
+/* Moves the rows of the kept tokens to the front of their planes, or back. */
+static void move_kept(const context *c, bool back) {
+    const size_t n = c->kept->n_tokens;
+    for (uint32_t i = 0; i < 2 * c->n_layers; i++) {
+        const neap_session_layer *layer = &c->layers[i / 2];
+        const size_t width = (size_t)layer->n_kv_heads * head_dim(layer, i % 2 == 0);
+        uint16_t *rows = rows_of(c, i / 2, i % 2 == 0);
+        for (size_t j = 0; j < n; j++) {
+            const size_t front = back ? n - 1 - j : j, own = c->kept->tokens[front];
+            memmove(rows + (back ? own : front) * width, rows + (back ? front : own) * width,
+                    width * sizeof *rows);
+        }
+    }
+}
+
+/* Which tokens are kept takes a bit for each. */
+static int apply_eviction(const context *c, uint64_t *inout_bytes) {
+    const double most_rest = c->method->kind->rest;
+    const neap_token_split split = neap_tokens_split(c->ratio, most_rest, c->n_cells);
+    const int err = choose_tokens(c, split.n_kept);
+    if (err)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: attention of this context: %s",
+                              c->method->name, neap_strerror(err));
+    context rest = *c;
+    rest.n_cells = (uint32_t)c->kept->n_tokens;
+    rest.ratio = split.rest;
+    *inout_bytes += (c->n_cells + 7) / 8;
+    if (most_rest == 1) {
+        *inout_bytes +=
+            neap_method_raw_bytes(c->session, c->state) / c->n_cells * c->kept->n_tokens;
+        return 0;
+    }
+    move_kept(c, false);
+    const int status = apply_lowram(&rest, inout_bytes);
+    move_kept(c, true);
+    return status;
 }
 
 /* ---- llama.cpp's types ---- */
@@ -529,6 +623,42 @@ static const neap_method_kind kinds[] = {
      .most = 64,
      .flag = true,
      .warm = true},
+    {.name = "evict", .whole = apply_eviction, .parameter = 2, .least = 1, .most = 64, .rest = 1},
+    {.name = "evict-mass",
+     .whole = apply_eviction,
+     .parameter = 2,
+     .least = 1,
+     .most = 64,
+     .rest = 1,
+     .by_mass = true},
+    {.name = "lowram-e",
+     .whole = apply_eviction,
+     .parameter = 4,
+     .least = 3,
+     .most = 64,
+     .rest = LOWRAM_MOST},
+    {.name = "lowram-e-mass",
+     .whole = apply_eviction,
+     .parameter = 4,
+     .least = 3,
+     .most = 64,
+     .rest = LOWRAM_MOST,
+     .by_mass = true},
+    {.name = "lowram-eq",
+     .whole = apply_eviction,
+     .parameter = 8,
+     .least = 3,
+     .most = 64,
+     .flag = true,
+     .rest = LOWRAM_Q_MOST},
+    {.name = "lowram-eq-mass",
+     .whole = apply_eviction,
+     .parameter = 8,
+     .least = 3,
+     .most = 64,
+     .flag = true,
+     .rest = LOWRAM_Q_MOST,
+     .by_mass = true},
     {.name = "xkv", .whole = apply_xkv, .parameter = 4, .least = 1, .most = 64},
 };
 static const neap_method_kind klt_kind = {.name = "klt", .whole = apply_klt};
@@ -579,7 +709,12 @@ static int open_klt(const char *model_path, neap_method *method, bool *ret_is_th
     return learned_failed(method->name, err, ret_is_there);
 }
 
-static int open_starts(const char *model_path, neap_method *method, bool *ret_is_there) {
+/* Whether tokens are evicted by the network. */
+static bool predicts(const neap_method_kind *kind) {
+    return kind->rest > 0 && !kind->by_mass;
+}
+
+static int open_learned(const char *model_path, neap_method *method, bool *ret_is_there) {
     char folder[NEAP_PATH_MAX - 64], path[NEAP_PATH_MAX];
     struct stat info;
     uint64_t digest;
@@ -587,7 +722,10 @@ static int open_starts(const char *model_path, neap_method *method, bool *ret_is
     snprintf(path, sizeof path, "%s/%s", folder, NEAP_LEARNED_FILE);
     if (!err && stat(path, &info) != 0) err = -errno;
     if (!err) err = neap_learned_open(path, digest, &method->learned);
-    if (!err) method->learned_bytes = (uint64_t)info.st_size;
+    if (!err && predicts(method->kind) && !neap_learned_net(method->learned)) err = -ENOENT;
+    if (!err)
+        method->learned_bytes =
+            predicts(method->kind) ? sizeof(neap_token_net) : (uint64_t)info.st_size;
     return learned_failed(path, err, ret_is_there);
 }
 
@@ -607,7 +745,8 @@ int neap_method_open(const char *name, const char *model_path, neap_method *ret_
                 method.kind = &kinds[i];
         status = method.kind == &klt_kind ? unknown(name)
                                           : parse_parameter(name + len, method.kind, &method);
-        if (!status && method.kind->warm) status = open_starts(model_path, &method, ret_is_there);
+        if (!status && (method.kind->warm || predicts(method.kind)))
+            status = open_learned(model_path, &method, ret_is_there);
     }
     if (!status) *ret_method = method;
     return status;
@@ -655,14 +794,20 @@ uint64_t neap_method_raw_bytes(const neap_session *session, const neap_kv_file *
 }
 
 int neap_method_apply(const neap_method *method, neap_session *session, neap_kv_file *state,
-                      uint64_t *ret_bytes) {
-    context c = {.method = method, .session = session, .state = state, .n_cells = state->n_cells};
+                      neap_method_kept *ret_kept) {
+    neap_method_kept kept = {0};
+    context c = {.method = method,
+                 .session = session,
+                 .state = state,
+                 .n_cells = state->n_cells,
+                 .ratio = method->parameter,
+                 .kept = &kept};
     size_t widest = 0;
-    uint64_t bytes = 0;
     c.layers = neap_session_layers(session, &c.n_layers);
     if (method->kind->whole) {
-        const int status = method->kind->whole(&c, &bytes);
-        if (!status) *ret_bytes = bytes;
+        const int status = method->kind->whole(&c, &kept.bytes);
+        if (status) free(kept.tokens);
+        if (!status) *ret_kept = kept;
         return status;
     }
     for (uint32_t i = 0; i < c.n_layers; i++) {
@@ -672,8 +817,8 @@ int neap_method_apply(const neap_method *method, neap_session *session, neap_kv_
     }
     c.rows = malloc(c.n_cells * widest * sizeof *c.rows);
     if (!c.rows) return no_memory();
-    const int status = each_plane(&c, &bytes);
+    const int status = each_plane(&c, &kept.bytes);
     free(c.rows);
-    if (!status) *ret_bytes = bytes;
+    if (!status) *ret_kept = kept;
     return status;
 }

@@ -11,6 +11,10 @@
  *   lowram:RATIO      LowRAM's fit of the context (lowram.h), factors and residuals in f16;
  *                     lowram-q: quantised; with -warm the predictors start
  *                     from what `neap train` learned, else from the context
+ *   evict:RATIO       tokens that later ones will hardly look at are dropped, by what `neap train`
+ *                     learned to predict, the rest is exact; evict-mass: by the attention so far
+ *   lowram-e:RATIO    evicted, then LowRAM: half of the tokens first, see token_scores.h; the ratio
+ *                     is that of all tokens. lowram-eq: quantised; -mass as above
  *   kivi:BITS         (Liu et al.) keys by channel in groups of 32 tokens, values by token in
  *                     groups of 32 channels, scale and least value in f16; the last 128 tokens
  * exact xkv:RATIO         (Chang et al.) four adjacent layers' keys before RoPE, and their values,
@@ -37,7 +41,7 @@ typedef struct neap_method {
     const neap_method_kind *kind;
     double parameter;      /* after the colon, or the kind's own */
     neap_klt_model *klt;   /* of klt-... */
-    neap_learned *learned; /* of lowram-...-warm */
+    neap_learned *learned; /* of lowram-...-warm, and of evictions but -mass */
     uint64_t learned_bytes;
 } neap_method;
 
@@ -48,24 +52,37 @@ typedef struct neap_method {
     "                         codec klt at ratio R, where neap train has made it\n"               \
     "  lowram:R, lowram-q:R   LowRAM at ratio R, factors and residuals in f16; quantised;\n"      \
     "                         lowram-q-warm:R: starting from what neap train has learned\n"       \
+    "  evict:R                tokens dropped, the others exact; by a predictor that neap train\n" \
+    "                         has made; evict-mass:R: by the attention so far\n"                  \
+    "  lowram-e:R, lowram-eq:R\n"                                                                 \
+    "                         tokens dropped, then LowRAM, quantised; lowram-e-mass:R,\n"         \
+    "                         lowram-eq-mass:R likewise by the attention so far\n"                \
     "  turboquant:B           TurboQuant at B bits (4); turboquant-centred:B with centred keys\n" \
     "  q8_0, q5_0, q4_0       llama.cpp's types, heads as they are; -rotated: as it turns them\n" \
     "  kivi:B                 KIVI at B bits (2)\n"                                               \
     "  xkv:R                  xKV on keys and values at ratio R (4)\n"                            \
     "\n"
 
-/* NAME[:PARAMETER] for a model; klt-PROFILE:RATIO and -warm take the file that `neap train`
- * made for it. *ret_is_there false: there is no such file; nothing is printed then. */
+/* NAME[:PARAMETER] for a model; klt-PROFILE:RATIO, -warm and evictions take the file that `neap
+ * train` made for it. *ret_is_there false: there is no such file; nothing is printed then. */
 int neap_method_open(const char *name, const char *model_path, neap_method *ret_method,
                      bool *ret_is_there);
 /* A klt file by its path; digest 0: of whatever model it was made from. */
 int neap_method_open_klt(const char *path, uint64_t digest, neap_method *ret_method);
 void neap_method_close(neap_method *method); /* takes a zeroed one */
 
+/* What a method keeps for a context. */
+typedef struct neap_method_kept {
+    uint64_t bytes;
+    uint32_t *tokens; /* malloc'd: those, ascending; NULL: all */
+    size_t n_tokens;
+} neap_method_kept;
+
 /* Replaces the rows of the state's first cache, those of the session's layers; positions are the
- * numbers of the cells. *ret_bytes: what is kept for the context. */
+ * numbers of the cells. Rows of tokens that are not kept stay as they are: the session must forget
+ * them. The session has read the context watched. */
 int neap_method_apply(const neap_method *method, neap_session *session, neap_kv_file *state,
-                      uint64_t *ret_bytes);
+                      neap_method_kept *ret_kept);
 /* What is kept once for the model: klt's file in memory, LowRAM's starts, TurboQuant's matrix and
  * codes. */
 uint64_t neap_method_model_bytes(const neap_method *method, const neap_session *session);

@@ -3,7 +3,9 @@
  * The one place that knows llama.cpp's interface. Structures are those of the header that neap was
  * built against, so the library must be of its very version; functions are looked up by name.
  * Which layers have a growing cache, and how their keys are turned, is read off the first graph
- * that is computed: the callback only looks at nodes, the graph is computed as a whole. */
+ * that is computed: the callback only looks at nodes, the graph is computed as a whole. Where
+ * queries are wanted it is computed up to each attention instead, whose inputs are still there
+ * then. */
 #include "llama_session.h"
 
 #include <dlfcn.h>
@@ -47,6 +49,12 @@ typedef struct seen_layer {
     uint32_t k_elems, v_elems;
 } seen_layer;
 
+typedef struct seen_queries {
+    uint32_t n_tokens, n_heads, head_dim;
+    float scale;
+    float *q;
+} seen_queries;
+
 struct neap_session {
     struct llama_model *model;
     struct llama_context *context;
@@ -59,6 +67,8 @@ struct neap_session {
     uint32_t n_seen;
     neap_session_layer *layers;
     uint32_t n_layers;
+    bool is_watching, lacks_memory; /* for queries */
+    seen_queries *queries;          /* [LAYERS_MAX] by the model's number of the layer */
 };
 
 /* ---- the library ---- */
@@ -183,11 +193,33 @@ static void see_keys(neap_session *s, seen_layer *seen, const struct ggml_tensor
     layer->rope_known = neap_rope_fold(&turned, layer->k_head_dim, &layer->rope) == 0;
 }
 
-/* Called with each node before the graph is computed; false: its result is not wanted. */
+/* After the attention of a layer: its inputs, of f32 and in memory, as the CPU computes. */
+static void take_queries(neap_session *s, const struct ggml_tensor *node) {
+    const struct ggml_tensor *q = node->src[0], *k = node->src[1];
+    unsigned number;
+    if (!k->view_src || sscanf(k->view_src->name, "cache_k_l%u", &number) != 1 ||
+        number >= LAYERS_MAX || q->type != GGML_TYPE_F32)
+        return;
+    seen_queries *seen = &s->queries[number];
+    const size_t dim = (size_t)q->ne[0], n_tokens = (size_t)q->ne[1], n_heads = (size_t)q->ne[2];
+    float *rows = realloc(seen->q, n_tokens * n_heads * dim * sizeof *rows);
+    s->lacks_memory |= !rows;
+    if (!rows) return;
+    for (size_t t = 0; t < n_tokens; t++)
+        for (size_t h = 0; h < n_heads; h++)
+            memcpy(rows + (t * n_heads + h) * dim,
+                   (const char *)q->data + t * q->nb[1] + h * q->nb[2], dim * sizeof *rows);
+    *seen = (seen_queries){(uint32_t)n_tokens, (uint32_t)n_heads, (uint32_t)dim, 0, rows};
+    memcpy(&seen->scale, node->op_params, sizeof seen->scale);
+}
+
+/* Called with each node before the graph is computed; false: its result is not wanted. Of those
+ * that are, called again afterwards. */
 static bool look_at_node(struct ggml_tensor *node, bool asks, void *user) {
     neap_session *s = user;
     unsigned number;
-    if (!asks) return true;
+    if (!asks) take_queries(s, node);
+    if (!asks || (s->is_watching && node->op == GGML_OP_FLASH_ATTN_EXT)) return true;
     if (!s->seen || node->op != GGML_OP_SET_ROWS || !node->view_src) return false;
     const char *name = node->view_src->name;
     const bool is_k = sscanf(name, "cache_k_l%u", &number) == 1;
@@ -266,7 +298,9 @@ static int make_batch(neap_session *s) {
     batch->logits = malloc(BATCH);
     batch->seq_id = s->sequences;
     s->seen = calloc(LAYERS_MAX, sizeof *s->seen);
-    if (!batch->token || !batch->pos || !batch->n_seq_id || !batch->logits || !s->seen)
+    s->queries = calloc(LAYERS_MAX, sizeof *s->queries);
+    if (!batch->token || !batch->pos || !batch->n_seq_id || !batch->logits || !s->seen ||
+        !s->queries)
         return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
     for (uint32_t i = 0; i < BATCH; i++) {
         batch->n_seq_id[i] = 1;
@@ -295,8 +329,17 @@ int neap_session_open(const neap_session_options *options, neap_session **ret_se
     return 0;
 }
 
+static void forget_queries(neap_session *s) {
+    for (uint32_t i = 0; i < LAYERS_MAX && s->queries; i++) {
+        free(s->queries[i].q);
+        s->queries[i] = (seen_queries){0};
+    }
+}
+
 void neap_session_close(neap_session *s) {
     if (!s) return;
+    forget_queries(s);
+    free(s->queries);
     if (s->context) fn.llama_free(s->context);
     if (s->model) fn.llama_model_free(s->model);
     free(s->batch.token);
@@ -397,6 +440,28 @@ int neap_session_read(neap_session *s, const int32_t *tokens, size_t n) {
     return status;
 }
 
+int neap_session_read_watched(neap_session *s, const int32_t *tokens, size_t n) {
+    const size_t window = n < NEAP_SESSION_WINDOW ? n : NEAP_SESSION_WINDOW;
+    forget_queries(s);
+    int status = neap_session_read(s, tokens, n - window);
+    s->is_watching = true;
+    s->lacks_memory = false;
+    if (!status) status = neap_session_read(s, tokens + n - window, window);
+    s->is_watching = false;
+    if (!status && s->lacks_memory)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
+    return status;
+}
+
+bool neap_session_queries_of(const neap_session *s, uint32_t i, neap_session_queries *ret_queries) {
+    const neap_session_layer *layer = &s->layers[i];
+    if (layer->layer >= LAYERS_MAX) return false;
+    const seen_queries *seen = &s->queries[layer->layer];
+    if (!seen->q || seen->head_dim != layer->k_head_dim) return false;
+    *ret_queries = (neap_session_queries){seen->n_tokens, seen->n_heads, seen->scale, seen->q};
+    return true;
+}
+
 int neap_session_logits(neap_session *s, const int32_t *tokens, size_t n,
                         const float **ret_logits) {
     if (n > BATCH)
@@ -413,6 +478,17 @@ int neap_session_keep(neap_session *s, size_t n) {
     else if (n < s->n_tokens && !fn.llama_memory_seq_rm(memory, 0, (llama_pos)n, -1))
         return failed("forgetting tokens");
     if (n < s->n_tokens) s->n_tokens = (uint32_t)n;
+    return 0;
+}
+
+int neap_session_keep_only(neap_session *s, const uint32_t *tokens, size_t n) {
+    llama_memory_t memory = fn.llama_get_memory(s->context);
+    uint32_t next = 0; /* not yet looked at */
+    *last_error = '\0';
+    for (size_t i = 0; i < n; next = tokens[i++] + 1)
+        if (tokens[i] > next &&
+            !fn.llama_memory_seq_rm(memory, 0, (llama_pos)next, (llama_pos)tokens[i]))
+            return failed("forgetting tokens");
     return 0;
 }
 

@@ -15,6 +15,8 @@
 #include "kv_file.h"
 #include "server_client.h"
 
+#define NEAP_SESSION_WINDOW 256
+
 typedef struct neap_session neap_session;
 
 typedef struct neap_session_options {
@@ -50,12 +52,28 @@ bool neap_session_is_end(const neap_session *session, int32_t token);
 
 /* Appends tokens to the context. */
 int neap_session_read(neap_session *session, const int32_t *tokens, size_t n);
-/* The same in one batch (n at most 2048), with what the model expects after each of them:
- * logits[n][vocabulary], the session's, until its next call. */
+/* The same, and keeps the queries of the last NEAP_SESSION_WINDOW of them until its next call. */
+int neap_session_read_watched(neap_session *session, const int32_t *tokens, size_t n);
+/* The same as neap_session_read in one batch (n at most 2048), with what the model expects after
+ * each of them: logits[n][vocabulary], the session's, until its next call. */
 int neap_session_logits(neap_session *session, const int32_t *tokens, size_t n,
                         const float **ret_logits);
 /* Forgets all but the first n tokens. */
 int neap_session_keep(neap_session *session, size_t n);
+/* Forgets all but these, ascending, the context's last one among them. The others keep their
+ * positions, new tokens follow the last one; the state cannot be got then. */
+int neap_session_keep_only(neap_session *session, const uint32_t *tokens, size_t n);
+
+/* What a layer asked for while neap_session_read_watched read the last tokens. */
+typedef struct neap_session_queries {
+    uint32_t n_tokens, n_heads;
+    float scale;    /* of the scores */
+    const float *q; /* [n_tokens][n_heads][k_head_dim] after RoPE; the session's */
+} neap_session_queries;
+
+/* Of layer i of neap_session_layers. False: none were seen, as without flash attention. */
+bool neap_session_queries_of(const neap_session *session, uint32_t i,
+                             neap_session_queries *ret_queries);
 
 /* The layers with a growing cache, in the order of the state; after the first tokens were read. */
 const neap_session_layer *neap_session_layers(const neap_session *session, uint32_t *ret_n);

@@ -46,6 +46,16 @@ int neap_session_read(neap_session *session, const int32_t *tokens, size_t n) {
     return NEAP_EXIT_FAILED;
 }
 
+int neap_session_read_watched(neap_session *session, const int32_t *tokens, size_t n) {
+    return neap_session_read(session, tokens, n);
+}
+
+bool neap_session_queries_of(const neap_session *session, uint32_t i,
+                             neap_session_queries *ret_queries) {
+    (void)session, (void)i, (void)ret_queries;
+    return false;
+}
+
 int neap_session_logits(neap_session *session, const int32_t *tokens, size_t n,
                         const float **ret_logits) {
     (void)session, (void)tokens, (void)n, (void)ret_logits;
@@ -54,6 +64,11 @@ int neap_session_logits(neap_session *session, const int32_t *tokens, size_t n,
 
 int neap_session_keep(neap_session *session, size_t n) {
     (void)session, (void)n;
+    return NEAP_EXIT_FAILED;
+}
+
+int neap_session_keep_only(neap_session *session, const uint32_t *tokens, size_t n) {
+    (void)session, (void)tokens, (void)n;
     return NEAP_EXIT_FAILED;
 }
 

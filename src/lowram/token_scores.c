@@ -100,3 +100,13 @@ int neap_tokens_keep(const float *scores, size_t n, size_t n_kept, uint32_t *ret
     *ret_n = first + n_chosen + last;
     return 0;
 }
+
+/* ---- eviction and what follows ---- */
+
+neap_token_split neap_tokens_split(double ratio, double most_rest, size_t n) {
+    const double evicted = fmax(ratio / most_rest, fmin(ratio, 2));
+    const size_t least = NEAP_TOKEN_FIRST + NEAP_TOKEN_LAST;
+    size_t n_kept = (size_t)((double)n / evicted);
+    if (n_kept < least) n_kept = least < n ? least : n;
+    return (neap_token_split){n_kept, ratio * (double)n_kept / (double)n};
+}

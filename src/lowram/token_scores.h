@@ -58,6 +58,18 @@ int neap_token_predict(const neap_token_net *net, const float *history, size_t n
 int neap_tokens_keep(const float *scores, size_t n, size_t n_kept, uint32_t *ret_tokens,
                      size_t *ret_n);
 
+/* ---- eviction and what follows ---- */
+
+typedef struct neap_token_split {
+    size_t n_kept;
+    double rest; /* what the kept tokens are to be compressed by */
+} neap_token_split;
+
+/* Divides a ratio - f16 bytes of all n tokens over the bytes kept - as the paper does (Tables 10
+ * and 11): half of the tokens go, and more than half where the rest would be compressed by more
+ * than most_rest; 1: eviction alone. Tokens that are kept always are the rest's to make up for. */
+neap_token_split neap_tokens_split(double ratio, double most_rest, size_t n);
+
 /* ---- training ---- */
 
 typedef struct neap_token_sample {

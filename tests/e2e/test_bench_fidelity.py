@@ -2,7 +2,7 @@
 """neap bench fidelity: the rows and figures of a small model on two short texts. What is exact moves
 nothing, what is coarse moves much, ratios are those that can be counted by hand; a trained klt has a
 row (with NEAP_TEST_ALL=1: training takes longer than all the rest); what cannot be measured is
-refused by name."""
+refused by name. Dropped tokens are not looked at, and count."""
 
 import json
 import os
@@ -50,6 +50,8 @@ def refusals(env):
     for args, status, text in ((("--method", "q9"), 2, "q9"),
                                (("--method", "kivi:x"), 2, "kivi:x"),
                                (("--method", "klt-head:4"), 1, "neap train"),
+                               (("--method", "lowram-eq:8"), 1, "neap train"),
+                               (("--method", "lowram-e:2"), 2, "lowram-e:2"),
                                (("--klt-file", TEXTS[0]), 1, "GPL-3"),
                                (("--method", "none", "--context", "100000"), 1, "too few"),
                                (("--weights", "f64"), 2, "f64")):
@@ -66,13 +68,13 @@ def training_text(work):
     return path
 
 
-def rows_of(env, *args):
-    shown = json.loads(fidelity(env, "--context", str(CONTEXT), "--json", *args).stdout)
+def rows_of(env, *args, context=CONTEXT):
+    shown = json.loads(fidelity(env, "--context", str(context), "--json", *args).stdout)
     rows = {row["method"]: row for row in shown["rows"]}
     for name, row in rows.items():
         s.say(f"{name}: {row}")
         s.check(KEYS <= set(row), f"{name}: keys missing: {KEYS - set(row)}")
-        s.check(row["context"] == CONTEXT and row["texts"] == 2, row)
+        s.check(row["context"] == context and row["texts"] == 2, row)
         s.check(row["kl_low"] <= row["kl"] <= row["kl_high"], row)
     return rows
 
@@ -94,6 +96,19 @@ def check_texts(rows):
     s.check_equal(rows["none"]["task_score"], None, "no tasks were asked for")
 
 
+def check_evictions(rows):
+    """Ratios are those of all tokens, whatever of them is dropped and whatever compressed."""
+    s.check_equal(rows["none"]["kept_share"], 1, "all tokens are kept")
+    for name, share, ratio in (("evict-mass:2", 1 / 2, 2), ("evict-mass:4", 1 / 4, 4),
+                               ("lowram-e-mass:4", 1 / 2, 4), ("lowram-eq-mass:4", 1 / 2, 4)):
+        s.check_equal(rows[name]["kept_share"], share, f"{name}: tokens kept")
+        s.check(0.9 * ratio < rows[name]["ratio"] < 1.02 * ratio, f"{name}: {rows[name]['ratio']}")
+    s.check(1.99 < rows["evict-mass:2"]["ratio"] < 2, "what says which tokens are kept counts")
+    # What is kept of evict-mass is exact: only that the others are gone can move anything.
+    s.check(0 < rows["evict-mass:2"]["kl"] < rows["evict-mass:4"]["kl"], "more dropped, no worse")
+    s.check(rows["evict-mass:2"]["kl"] < rows["lowram-e-mass:4"]["kl"], "LowRAM costs nothing")
+
+
 def check_tasks(rows):
     s.check(RATIOS["kivi:1"][0] <= rows["kivi:1"]["ratio"] <= RATIOS["kivi:1"][1], "ratio with tasks")
     s.check_equal(rows["none"]["task_score"], rows["none"]["task_baseline"], "exact tasks")
@@ -107,6 +122,8 @@ def body(work):
     if s.ALL:
         neap(env, "train", s.SMOLLM2, "--profile", "head", training_text(work))
     check_texts(rows_of(env, "--tasks", "0", "--method", ",".join(["f16-fa-off", *RATIOS])))
+    check_evictions(rows_of(env, "--tasks", "0", "--method", "none,evict-mass:2,evict-mass:4,"
+                            "lowram-e-mass:4,lowram-eq-mass:4", context=1024))
     check_tasks(rows_of(env, "--tasks", "1", "--method", "none,kivi:1"))
 
 

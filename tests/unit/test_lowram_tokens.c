@@ -1,5 +1,6 @@
 /* test_lowram_tokens.c - scores of tokens: the attention that they rest on, the network's gradient,
- * what it learns that mass does not know, and the choice. */
+ * what it learns that mass does not know, the choice, and
+ * what is left to compress. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -175,10 +176,30 @@ static void choice(void) {
     }
 }
 
+/* The paper's Tables 10 and 11: eviction halves until the rest is at its most. */
+static void split(void) {
+    static const struct {
+        double ratio, most_rest;
+        size_t n, n_kept;
+    } cases[] = {{4, 4, 4096, 2048},  {6, 4, 4096, 2048},      {8, 4, 4096, 2048},
+                 {16, 4, 4096, 1024}, {10.7, 6.4, 4096, 2048}, {25.6, 6.4, 4096, 1024},
+                 {3, 1, 3000, 1000},  {1.5, 1, 3000, 2000},    {1, 1, 3000, 3000},
+                 {8, 4, 100, 72},     {8, 4, 50, 50}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const double n = (double)cases[i].n;
+        const neap_token_split s =
+            neap_tokens_split(cases[i].ratio, cases[i].most_rest, cases[i].n);
+        CHECK(s.n_kept == cases[i].n_kept);
+        CHECK(fabs(s.rest * n / (double)s.n_kept - cases[i].ratio) < 1e-9);
+        CHECK(s.rest < cases[i].most_rest + 1e-9 || s.n_kept == 72 || s.n_kept == 50);
+    }
+}
+
 int main(void) {
     history();
     gradient();
     learns();
     choice();
+    split();
     return 0;
 }
