@@ -166,6 +166,19 @@ static int read_texts(session *s) {
     return status;
 }
 
+/* Before anything is made of them, and replaces what was learned before. */
+static int check_read(const session *s) {
+    const neap_trainer_info info = neap_trainer_tell(s->trainer);
+    if (info.n_layers == 0)
+        return neap_cli_error(NEAP_EXIT_FAILED, "its caches need a codec without training",
+                              "%s: no layer keeps keys and values that grow with the context",
+                              neap_model_label(s->model));
+    if (info.n_tokens >= NEAP_TRAIN_TOKENS_MIN) return 0;
+    return neap_cli_error(NEAP_EXIT_FAILED, "give more text",
+                          "%s: %llu tokens are too few to learn from", neap_model_label(s->model),
+                          (unsigned long long)info.n_tokens);
+}
+
 /* ---- bases ---- */
 
 static session *showing; /* for the callback below */
@@ -199,14 +212,9 @@ static int write_model(session *s, const neap_bases *bases, size_t profile, doub
 
 static int make_profile(session *s, size_t profile) {
     neap_bases *bases = NULL;
-    const neap_trainer_info info = neap_trainer_tell(s->trainer);
     showing = s;
     const int err = neap_bases_make(s->trainer, profiles[profile].profile, show_step, &bases);
     s->share += s->step_share;
-    if (err == -ENODATA)
-        return neap_cli_error(NEAP_EXIT_FAILED, "give more text",
-                              "%s: %llu tokens are too few to learn from",
-                              neap_model_label(s->model), (unsigned long long)info.n_tokens);
     if (err)
         return neap_cli_error(NEAP_EXIT_FAILED, NULL, "profile %s: %s", profiles[profile].name,
                               neap_strerror(err));
@@ -223,10 +231,6 @@ static int make_profiles(session *s) {
     for (size_t i = 0; i < N_PROFILES; i++)
         n += s->wanted[i];
     s->step_share = n > 0 ? (1 - s->share) / (double)n : 0;
-    if (neap_trainer_tell(s->trainer).n_layers == 0)
-        return neap_cli_error(NEAP_EXIT_FAILED, "its caches need a codec without training",
-                              "%s: no layer keeps keys and values that grow with the context",
-                              neap_model_label(s->model));
     int status = 0;
     for (size_t i = 0; i < N_PROFILES && !status; i++)
         if (s->wanted[i]) status = make_profile(s, i);
@@ -316,6 +320,7 @@ static int run(session *s) {
     if (status) return status;
     neap_progress_start("train");
     status = read_texts(s);
+    if (!status) status = check_read(s);
     if (!status && s->wants_lowram) {
         status = neap_train_lowram(s->predictors, s->folder, neap_model_label(s->model),
                                    s->geometry.digest, s->share, 0.3, &s->lowram);

@@ -61,8 +61,8 @@ typedef struct neap_options {
     const char *codec;         /* none | q8 | cachegen | klt[:RATIO], see neap_use_gguf |
                                   lowram[:RATIO], see neap_kv_set_rope; default q8 */
     const char *kv;            /* f16 | klt[:RATIO]: chunks are held as klt coded them, and read so;
-                                  evictions then take that ratio, too; not with codec lowram.
-                                  Default f16 */
+                                  evictions then take that ratio, too, and q8 the place of
+                                  codec lowram. Default f16 */
     const char *policy;        /* hybrid | partial-offload | ...; default hybrid */
     const char *swap_dir;      /* default ${XDG_CACHE_HOME:-~/.cache}/neap/swap */
     uint64_t swap_limit_bytes; /* most bytes in the swap file; default: no limit of our own */

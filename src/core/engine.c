@@ -28,13 +28,20 @@ static void try_swap_folder(const char *dir) {
 static int wire(neap_engine *engine, const neap_options *options) {
     char dir[PATH_MAX];
     const char *name = options->codec ? options->codec : "q8";
-    engine->wants_klt = neap_klt_option_parse(name, &engine->klt_ratio);
     const bool is_f16 = !options->kv || strcmp(options->kv, "f16") == 0;
-    if (!is_f16 && !neap_klt_option_parse(options->kv, &engine->klt_ratio)) return NEAP_E_UNKNOWN;
-    engine->wants_klt = engine->wants_klt || !is_f16;
+    double kv_ratio = 0;
+    if (!is_f16 && !neap_klt_option_parse(options->kv, &kv_ratio)) return NEAP_E_UNKNOWN;
+    const bool evicts_klt = neap_klt_option_parse(name, &engine->klt_ratio);
     engine->wants_lowram = neap_lowram_option_parse(name, &engine->lowram_ratio);
-    if (engine->wants_lowram && !is_f16) return NEAP_E_UNKNOWN;
-    if (engine->wants_klt || engine->wants_lowram) name = "q8"; /* for what they do not code */
+    if (evicts_klt || engine->wants_lowram) name = "q8"; /* for what they do not code */
+    if (!is_f16 && engine->wants_lowram) {
+        neap_log(NEAP_LOG_WARN, "codec lowram does not go with kv klt: q8 instead");
+        engine->wants_lowram = false;
+    }
+    if (kv_ratio > 0 && engine->klt_ratio > 0 && kv_ratio != engine->klt_ratio)
+        neap_log(NEAP_LOG_WARN, "codec klt takes kv's ratio: %g", kv_ratio);
+    if (kv_ratio > 0) engine->klt_ratio = kv_ratio;
+    engine->wants_klt = evicts_klt || !is_f16;
     const neap_codec *codec = neap_codec_find(name);
     engine->policy = neap_policy_find(options->policy ? options->policy : "hybrid");
     if (!codec || !engine->policy) return NEAP_E_UNKNOWN;

@@ -24,7 +24,6 @@
 static const uint32_t outlier_permille[] = {
     [NEAP_KLT_PER_HEAD] = 18, [NEAP_KLT_ONE_LAYER] = 12, [NEAP_KLT_FOUR_LAYERS] = 8};
 #define SD_MIN 1e-12f /* of the file */
-enum { TOKENS_MIN = 2 * NEAP_KLT_ROWS };
 
 typedef struct group {
     const neap_train_set *set;
@@ -247,7 +246,7 @@ static int make_group(const neap_trainer *trainer, group *wanted) {
 
 int neap_bases_make(const neap_trainer *trainer, uint32_t profile, void (*step)(double done),
                     neap_bases **ret_bases) {
-    if (trainer->n_rows < TOKENS_MIN) return -ENODATA;
+    if (trainer->n_rows < NEAP_TRAIN_TOKENS_MIN) return -ENODATA;
     neap_bases *bases = calloc(1, sizeof *bases);
     size_t cap = 0;
     for (uint32_t i = 0; i < trainer->n_layers; i++)

@@ -35,8 +35,10 @@ typedef struct neap_trainer_info {
 } neap_trainer_info;
 neap_trainer_info neap_trainer_tell(const neap_trainer *trainer);
 
-/* The bases of a profile. Fails: -ENODATA (too few tokens); -ENOTSUP (a layer, or a head, has more
- * columns than a group may); -ENOMEM. step is called with 0..1. */
+enum { NEAP_TRAIN_TOKENS_MIN = 2 * NEAP_KLT_ROWS };
+
+/* The bases of a profile. Fails: -ENODATA (fewer tokens than that); -ENOTSUP (a layer, or a head,
+ * has more columns than a group may); -ENOMEM. step is called with 0..1. */
 typedef struct neap_bases neap_bases;
 int neap_bases_make(const neap_trainer *trainer, uint32_t profile, void (*step)(double done),
                     neap_bases **ret_bases);
