@@ -86,7 +86,8 @@ typedef struct eviction {
     neap_evict_result result;
     uint64_t sequence;
     uint64_t target;
-    uint64_t stack_before;    /* committed for the stack when it began */
+    uint64_t copies_before;   /* committed for the stack, and fits, when it began */
+    uint64_t fit_bytes;       /* fits now */
     neap_stage stage;         /* of the plan at hand */
     uint64_t released_before; /* the same */
     double encoded_share;     /* the same: of raw bytes, what the codec is expected to leave */
@@ -276,12 +277,12 @@ static uint64_t stack_committed(const eviction *e) {
     return committed;
 }
 
-/* What the kernel has got back by now; coded copies, whole pages, count against it. While steps
- * run, half of one that is under way may show. [lock] */
+/* What the kernel has got back by now; coded copies, whole pages, and fits count against it. While
+ * steps run, half of one that is under way may show. [lock] */
 static uint64_t released(const eviction *e) {
-    const uint64_t gained = e->result.scratch_bytes + e->dropped + e->stack_before;
-    const uint64_t committed = stack_committed(e);
-    return gained > committed ? gained - committed : 0;
+    const uint64_t gained = e->result.scratch_bytes + e->dropped + e->copies_before;
+    const uint64_t copies = stack_committed(e) + e->fit_bytes;
+    return gained > copies ? gained - copies : 0;
 }
 
 static void account(eviction *e, const neap_unit *unit, const neap_evicted *evicted) {
@@ -501,6 +502,7 @@ static void evict_alone(eviction *e) {
     e->sequence = ++pool->released_seq;
     if (!request->by_pressure) neap_pool_each(pool, stays_out, NULL);
     room_take(e);
+    const uint64_t fits_before = neap_pool_guest_bytes(pool);
     pthread_mutex_unlock(&pool->lock);
 
     /* Whoever is short of memory does not wait for a fit. */
@@ -509,12 +511,11 @@ static void evict_alone(eviction *e) {
     uint64_t target = request->bytes;
     if (request->permille > 0) target = (uint64_t)((__uint128_t)all * request->permille / 1000);
     e->result.asked_bytes = target == UINT64_MAX ? all : target;
-    e->stack_before = stack_committed(e);
-    if (request->only == NEAP_ONLY_ALL) {
-        pthread_mutex_lock(&pool->lock);
-        e->result.scratch_bytes = neap_scratch_release(engine);
-        pthread_mutex_unlock(&pool->lock);
-    }
+    e->copies_before = stack_committed(e) + fits_before;
+    pthread_mutex_lock(&pool->lock);
+    e->fit_bytes = neap_pool_guest_bytes(pool);
+    if (request->only == NEAP_ONLY_ALL) e->result.scratch_bytes = neap_scratch_release(engine);
+    pthread_mutex_unlock(&pool->lock);
     e->spare = engine->keep_bytes > 0 ? spare_bytes(engine) : UINT64_MAX / 2;
     e->target = target;
     evict_units(e);

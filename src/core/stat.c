@@ -79,6 +79,8 @@ static void add_region(region_sums *sums, const neap_kv *kv) {
     if (i == stat->n_context_stats) {
         sums->regions[i] = kv->region;
         stat->n_context_stats++;
+        if (kv->klt.model && neap_klt_is_guest(kv->klt.model)) /* one for all of a region */
+            sums->kept[i] += neap_klt_model_bytes(kv->klt.model);
         snprintf(c->kv, sizeof c->kv, "f16");
     }
     if (kv->pool->holds_coded && neap_klt_fits(kv))
@@ -130,7 +132,8 @@ static void count_bytes(neap_engine *engine, neap_stat *stat) {
     stat->weights_resident = t.weights_resident;
     stat->kv_total = t.kv;
     stat->kv_resident = t.kv_resident;
-    stat->kv_compressed_memory = t.kv_memory;
+    const uint64_t guests = neap_pool_guest_bytes(engine->pool);
+    stat->kv_compressed_memory = t.kv_memory + guests;
     for (const neap_kv *kv = engine->pool->kvs; kv; kv = kv->next)
         stat->kv_compressed_memory += kv->overhead_bytes;
     stat->kv_storage = t.kv_storage;
@@ -146,7 +149,7 @@ static void count_bytes(neap_engine *engine, neap_stat *stat) {
     stat->klt_chunks = t.n_klt;
     stat->klt_left = t.n_klt_left;
     const uint64_t total = t.weights + t.kv;
-    const uint64_t held = t.weights_resident + t.kv_resident + t.kv_memory;
+    const uint64_t held = t.weights_resident + t.kv_resident + t.kv_memory + guests;
     stat->released = total > held ? total - held : 0;
     stat->stage = t.n_weights_evicted + t.n_kv_evicted > 0 ? engine->stage : NEAP_STAGE_NONE;
     stat->scratch_resident = neap_scratch_held_bytes(engine);

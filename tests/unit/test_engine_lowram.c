@@ -2,6 +2,7 @@
  * four layers go together and come back the same from then on, what the context grew by is coded
  * with the same fit, another context gets another; what it is not for is q8's, and said. */
 #include <errno.h>
+#include <math.h>
 #include <unistd.h>
 
 #include "lowram_problem.h"
@@ -69,12 +70,29 @@ static void put(world *w, const lowram_problem *p, uint32_t first, uint32_t end)
     neap_use_end(w->engine, NEAP_USE_COMPUTE);
 }
 
+/* Whether the fit is counted: in the ratio of a context, and against what was released. */
+static void check_bytes(const neap_stat *before, const neap_stat *after,
+                        const neap_evict_result *result) {
+    const uint64_t gone = before->kv_resident - after->kv_resident;
+    const int64_t fits =
+        (int64_t)after->kv_compressed_memory - (int64_t)before->kv_compressed_memory;
+    CHECK((int64_t)result->released_bytes == (int64_t)gone - fits);
+    CHECK(after->released == after->kv_total - after->kv_resident - after->kv_compressed_memory);
+    CHECK(after->n_context_stats == 1);
+    /* Pages at the edges of chunks stay. */
+    const uint64_t kept = after->kv_resident + after->kv_compressed_memory + after->kv_storage;
+    const double raw = (double)after->tokens * LAYERS * 2 * (K_ROW + V_ROW);
+    CHECK(fabs(after->contexts[0].kv_ratio * (double)kept / raw - 1) < 1e-6);
+}
+
 static neap_stat evict(world *w) {
     const neap_evict_request request = {.bytes = UINT64_MAX, .only = NEAP_ONLY_KV};
     neap_evict_result result;
-    neap_stat stat;
+    neap_stat before, stat;
+    neap_stat_get(w->engine, &before);
     CHECK(neap_evict(w->engine, &request, &result) == 0);
     neap_stat_get(w->engine, &stat);
+    check_bytes(&before, &stat, &result);
     CHECK(stat.units_kv_evicted == stat.units_kv && stat.last_error[0] == '\0');
     neap_check(w->engine);
     return stat;
