@@ -61,7 +61,8 @@ typedef struct bench {
     const char *plot_path;
     long contexts[LIST_MAX], batches[LIST_MAX];
     size_t n_contexts, n_batches, reps;
-    bool wanted[N_METHODS], asked;                   /* methods; by name */
+    bool wanted[N_METHODS], asked, left_out;         /* methods; by name; one asked for */
+    size_t order[N_METHODS];                         /* of rows: as asked for */
     char klt[32], select[16];                        /* NEAP_KV, NEAP_KV_SELECT */
     char path[NEAP_PATH_MAX], folder[NEAP_PATH_MAX]; /* the model; of slot files, with a slash */
     uint64_t weight_bytes, kv_token_bytes;           /* f16 */
@@ -134,25 +135,22 @@ static int check_room(const bench *b, const grid *g) {
                           g->context, g->batch, neap_cli_size(need), neap_cli_size(available));
 }
 
-/* klt is left out, unless it was asked for by name, where its caches are f16. */
+/* klt is left out where its caches are f16. */
 static int name_cache(bench *b, grid *g, size_t m) {
     json_t *stat = NULL;
     snprintf(g->kv[m], sizeof g->kv[m], "%s", methods[m].type);
     if (!methods[m].is_klt) return 0;
     const int err = neap_instance_stat(neap_server_pid(g->servers[m]), &stat);
     if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "neap stat: %s", neap_strerror(err));
-    int status = 0;
     snprintf(g->kv[m], sizeof g->kv[m], "%s", neap_instance_text(stat, "kv"));
-    if (strncmp(g->kv[m], "klt", 3) != 0 && b->asked)
-        status = neap_cli_error(NEAP_EXIT_FAILED, "neap train MODEL", "%s: %s", methods[m].name,
-                                neap_instance_text(stat, "codec_note"));
-    else if (strncmp(g->kv[m], "klt", 3) != 0) {
+    if (strncmp(g->kv[m], "klt", 3) != 0) {
         neap_cli_warn("%s is left out: %s", methods[m].name,
                       neap_instance_text(stat, "codec_note"));
         b->wanted[m] = false;
+        b->left_out |= b->asked;
     }
     json_decref(stat);
-    return status;
+    return 0;
 }
 
 static int start(bench *b, grid *g, size_t m) {
@@ -236,19 +234,21 @@ static json_t *ratio_json(const neap_summary *ratio) {
 }
 
 static void report(const bench *b, const char *model, const grid *g, json_t *rows) {
-    for (size_t m = 0; m < N_METHODS; m++) {
+    for (size_t i = 0; i < N_METHODS; i++) {
+        const size_t m = b->order[i];
         if (!b->wanted[m]) continue;
         const neap_summary tps = neap_summarise(g->tps[m], g->n);
         const neap_summary to_f16 = ratio_of(b, g, m, STOCK_F16);
         const neap_summary to_ours = ratio_of(b, g, m, OURS_F16);
         json_array_append_new(
-            rows, json_pack("{s:s, s:i, s:s, s:s, s:i, s:i, s:f, s:o, s:o, s:o, s:o, s:I}", "model",
-                            model, "context", (int)g->context, "method", methods[m].name, "program",
-                            methods[m].stock ? "llama.cpp" : "neap", "batch", (int)g->batch, "reps",
-                            (int)g->n, "tps", tps.median, "tps_range", neap_summary_json(&tps),
-                            "ratio_to_f16", ratio_json(&to_f16), "ratio_to_f16_range",
-                            neap_summary_json(&to_f16), "ratio_to_neap", ratio_json(&to_ours),
-                            "kv_bytes", (json_int_t)g->kv_bytes[m]));
+            rows,
+            json_pack("{s:s, s:i, s:s, s:s, s:s, s:i, s:i, s:f, s:o, s:o, s:o, s:o, s:I}", "model",
+                      model, "context", (int)g->context, "method", methods[m].name, "kv", g->kv[m],
+                      "program", methods[m].stock ? "llama.cpp" : "neap", "batch", (int)g->batch,
+                      "reps", (int)g->n, "tps", tps.median, "tps_range", neap_summary_json(&tps),
+                      "ratio_to_f16", ratio_json(&to_f16), "ratio_to_f16_range",
+                      neap_summary_json(&to_f16), "ratio_to_neap", ratio_json(&to_ours), "kv_bytes",
+                      (json_int_t)g->kv_bytes[m]));
         if (b->options.as_json) continue;
         printf("%-22s %7ld %5ld  %-10s %8.1f (%.1f to %.1f)  %6.2f %6.2f  %10s\n", model,
                g->context, g->batch, methods[m].name, tps.median, tps.min, tps.max, to_f16.median,
@@ -343,14 +343,18 @@ static int run(bench *b) {
         status = run_grid(b, &grids[i]);
         if (!status) report(b, model, &grids[i], rows);
     }
-    if (!status && b->plot_path) status = plot(b, model, grids);
+    const bool any = json_array_size(rows) > 0;
+    if (!status && any && b->plot_path) status = plot(b, model, grids);
     free(grids);
     neap_tokens_free(&b->text);
-    if (!status && b->options.as_json)
-        return neap_cli_print_json(
+    if (!status && b->left_out) status = NEAP_EXIT_FAILED;
+    if (any && b->options.as_json) {
+        const int printed = neap_cli_print_json(
             json_pack("{s:o, s:o}", "machine", neap_machine_json(), "rows", rows));
+        return status ? status : printed;
+    }
     json_decref(rows);
-    return status ? status : neap_cli_finish(0);
+    return neap_cli_finish(status);
 }
 
 /* ---- options ---- */
@@ -393,6 +397,7 @@ static int parse_list(const char *option, const char *value, long min, long max,
 }
 
 static int parse_methods(bench *b, const char *value) {
+    size_t n = 0;
     memset(b->wanted, 0, sizeof b->wanted);
     b->asked = true;
     for (const char *p = value; *p;) {
@@ -404,9 +409,12 @@ static int parse_methods(bench *b, const char *value) {
         if (m == N_METHODS)
             return neap_cli_error(NEAP_EXIT_USAGE, "see neap bench decode --help",
                                   "--method %.*s: no such method", (int)len, p);
+        if (!b->wanted[m]) b->order[n++] = m;
         b->wanted[m] = true;
         p += len + (p[len] == ',');
     }
+    for (size_t m = 0; m < N_METHODS; m++)
+        if (!b->wanted[m]) b->order[n++] = m;
     return *value ? 0
                   : neap_cli_error(NEAP_EXIT_USAGE, "see neap bench decode --help",
                                    "--method: which one?");
@@ -463,6 +471,8 @@ int neap_bench_decode(int argc, char **argv) {
     bench b = {.klt = "klt", .select = "2048"};
     int status;
     memset(b.wanted, 1, sizeof b.wanted);
+    for (size_t m = 0; m < N_METHODS; m++)
+        b.order[m] = m;
     if (!neap_bench_parse(&command, long_options, argc, argv, take_option, &b, &status))
         return status;
     if (optind < argc || b.options.n_models > 1)

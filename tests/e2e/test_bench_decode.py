@@ -25,6 +25,7 @@ def bench(env, *args, status=0):
 
 def check_row(row, reps):
     s.check_equal(row["reps"], reps, row)
+    s.check_equal(row["kv"], row["method"].removesuffix("-neap"), row)
     s.check(0 < row["tps_range"]["min"] <= row["tps"] <= row["tps_range"]["max"], row)
     if row["method"] == "f16":
         s.check_equal(row["ratio_to_f16"], 1, row)
@@ -60,10 +61,15 @@ def body(work):
     s.check_equal(len(files), 4, f"a file for each type and batch: {files}")
     done = bench(env, *common, "--reps", "1", "--method", "q4_0,f16-neap")
     rows = json.loads(done.stdout)["rows"]
-    s.check_equal([r["method"] for r in rows], ["f16-neap", "q4_0"], "methods asked for")
+    s.check_equal([r["method"] for r in rows], ["q4_0", "f16-neap"], "methods, as asked for")
     s.check(all(r["ratio_to_f16"] is None and r["ratio_to_neap"] > 0 for r in rows), rows)
     s.check_equal({name: os.stat(os.path.join(folder, name)).st_mtime_ns
                    for name in os.listdir(folder)}, files, "files of the second run")
+
+    done = bench(env, *common, "--reps", "1", "--method", "klt,f16-neap", status=1)
+    s.check_equal([r["method"] for r in json.loads(done.stdout)["rows"]], ["f16-neap"],
+                  "rows without the method that nothing was trained for")
+    s.check_equal(done.stderr.count("neap train"), 1, done.stderr)
 
     for args in (["--context", "8"], ["--batch", "1,"], ["--method", "f32"], ["--method", ""]):
         done = bench(env, *args, status=2)
