@@ -69,19 +69,25 @@ int neap_klt_path(const char *folder, const char *profile, double ratio, char *r
     return len < 0 || (size_t)len >= cap ? -ENAMETOOLONG : 0;
 }
 
-int neap_klt_profile_open(const char *folder, const char *profile, uint64_t digest, double ratio,
-                          neap_klt_model **ret_model) {
-    char path[PATH_MAX];
+/* path: of the last file tried. */
+static int profile_open(const char *folder, const char *profile, uint64_t digest, double ratio,
+                        neap_klt_model **ret_model, char path[PATH_MAX]) {
     int err = -ENOENT;
     for (double of = ratio; err == -ENOENT && of >= 1; of = ceil(of) - 1) {
-        err = neap_klt_path(folder, profile, of, path, sizeof path);
+        err = neap_klt_path(folder, profile, of, path, PATH_MAX);
         if (!err) err = neap_klt_model_open_at(path, digest, ratio, ret_model);
     }
     return err;
 }
 
-int neap_klt_file_open(uint64_t digest, double ratio, neap_klt_model **ret_model, char *ret_name,
-                       size_t cap) {
+int neap_klt_profile_open(const char *folder, const char *profile, uint64_t digest, double ratio,
+                          neap_klt_model **ret_model) {
+    char path[PATH_MAX];
+    return profile_open(folder, profile, digest, ratio, ret_model, path);
+}
+
+int neap_klt_file_open(uint64_t digest, double ratio, neap_klt_model **ret_model,
+                       neap_klt_found *ret_found) {
     static const char *const profiles[2][3] = {{"head", "layer", "joint"},
                                                {"joint", "layer", "head"}};
     const char *const *order = profiles[ratio > PER_HEAD_RATIO];
@@ -93,17 +99,18 @@ int neap_klt_file_open(uint64_t digest, double ratio, neap_klt_model **ret_model
                  {"head", 4},  {"layer", 4},  {"joint", 4}, {"head", 6},
                  {"head", 8},  {"joint", 12}, {"joint", 16}};
     const size_t n = ratio > 0 ? sizeof wanted / sizeof *wanted : sizeof usual / sizeof *usual;
-    char folder[PATH_MAX], path[PATH_MAX];
+    char folder[PATH_MAX], *path = ret_found->path;
     int err = neap_klt_folder(digest, folder, sizeof folder);
+    snprintf(path, PATH_MAX, "%s", err ? "" : folder);
     if (err) return err;
     err = -ENOENT;
     for (size_t i = 0; i < n && err == -ENOENT; i++) {
         const char *profile = ratio > 0 ? wanted[i].profile : usual[i].profile;
         const double of = ratio > 0 ? ratio : usual[i].ratio;
-        err = ratio > 0 ? neap_klt_profile_open(folder, profile, digest, ratio, ret_model)
-                        : neap_klt_path(folder, profile, of, path, sizeof path);
+        err = ratio > 0 ? profile_open(folder, profile, digest, ratio, ret_model, path)
+                        : neap_klt_path(folder, profile, of, path, PATH_MAX);
         if (!err && ratio == 0) err = neap_klt_model_open(path, digest, ret_model);
-        if (!err) snprintf(ret_name, cap, "klt-%s-%g", profile, of);
+        snprintf(ret_found->name, sizeof ret_found->name, "klt-%s-%g", profile, of);
     }
     return err;
 }

@@ -3,6 +3,7 @@
 #ifndef NEAP_CORE_KLT_FILE_H
 #define NEAP_CORE_KLT_FILE_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -26,11 +27,16 @@ int neap_klt_path(const char *folder, const char *profile, double ratio, char *r
  * at that ratio. Fails as below. */
 int neap_klt_profile_open(const char *folder, const char *profile, uint64_t digest, double ratio,
                           neap_klt_model **ret_model);
+typedef struct neap_klt_found {
+    char name[32]; /* "klt-head-4" */
+    char path[PATH_MAX];
+} neap_klt_found;
+
 /* Opens the model's file of that ratio: up to 4 that of single heads before those of a layer and of
  * several, beyond the reverse; where there is none, the file of the next lower whole ratio, at that
  * ratio. Ratio 0: the first there is of joint 8, joint 6, layer 8, layer 6, head 4, layer 4, joint
- * 4, head 6, head 8, joint 12, joint 16. ret_name: "klt-head-4". Fails: -ENOENT (nothing was
- * trained, or not for that ratio); as neap_klt_model_open(). */
-int neap_klt_file_open(uint64_t digest, double ratio, neap_klt_model **ret_model, char *ret_name,
-                       size_t cap);
+ * 4, head 6, head 8, joint 12, joint 16. ret_found is set on failure too: where it failed. Fails:
+ * -ENOENT (nothing was trained, or not for that ratio); as neap_klt_model_open(). */
+int neap_klt_file_open(uint64_t digest, double ratio, neap_klt_model **ret_model,
+                       neap_klt_found *ret_found);
 #endif

@@ -21,7 +21,8 @@ static const char *fallback(const neap_engine *engine) {
     return engine->pool->holds_coded ? "f16" : engine->pool->codec->name;
 }
 
-static void tell_why_not(neap_engine *engine, const char *path, int err) {
+/* trained: the file that could not be opened; empty: it was the model that failed. */
+static void tell_why_not(neap_engine *engine, const char *path, const char *trained, int err) {
     const char *instead = fallback(engine);
     char text[sizeof engine->codec_note], ratio[32] = "";
     if (engine->klt_ratio > 0) snprintf(ratio, sizeof ratio, "--ratio %g ", engine->klt_ratio);
@@ -37,13 +38,15 @@ static void tell_why_not(neap_engine *engine, const char *path, int err) {
                                          : "of another version",
                  ratio, path);
     else
-        snprintf(text, sizeof text, "%s instead: %s: %s", instead, path, neap_strerror(err));
+        snprintf(text, sizeof text, "%s instead: %.200s: %s", instead, *trained ? trained : path,
+                 neap_strerror(err));
     note(engine, false, text);
 }
 
 void neap_use_gguf(neap_engine *engine, const char *path) {
     if (!engine->wants_klt) return;
-    char name[32], text[sizeof engine->codec_note];
+    char text[sizeof engine->codec_note];
+    neap_klt_found found = {0};
     uint64_t digest;
     neap_klt_model *model = NULL;
     if (engine->policy->clean_storage) {
@@ -53,16 +56,16 @@ void neap_use_gguf(neap_engine *engine, const char *path) {
         return;
     }
     int err = neap_model_digest(path, &digest);
-    if (!err) err = neap_klt_file_open(digest, engine->klt_ratio, &model, name, sizeof name);
+    if (!err) err = neap_klt_file_open(digest, engine->klt_ratio, &model, &found);
     const int set_err = neap_pool_set_klt(engine->pool, model); /* also: none any more */
     if (!err && set_err) {
         neap_klt_model_close(model);
         err = set_err;
     }
     if (err)
-        tell_why_not(engine, path, err);
+        tell_why_not(engine, path, found.path, err);
     else
-        note(engine, true, name);
+        note(engine, true, found.name);
 }
 
 void neap_codec_stat(const neap_engine *engine, neap_stat *inout_stat) {

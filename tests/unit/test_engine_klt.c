@@ -256,6 +256,12 @@ static void test_files(void) {
 
     CHECK(unlink(w.file) == 0);
     expect_q8(&w, "klt", "learned nothing");
+
+    CHECK(mkdir(w.file, 0700) == 0);
+    start(&w, (neap_options){.codec = "klt"});
+    CHECK(strstr(stat_of(&w).codec_note, "klt-layer-8.bin: ")); /* and not the model */
+    stop(&w);
+    CHECK(rmdir(w.file) == 0);
     free_world(&w);
 }
 

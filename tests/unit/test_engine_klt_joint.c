@@ -396,10 +396,10 @@ static uint32_t test_random(uint64_t seed, bool behind) {
 /* Which file is taken, of several. */
 static bool takes(const world *w, double ratio, const char *name) {
     neap_klt_model *model = NULL;
-    char taken[32];
-    const int err = neap_klt_file_open(w->p.spec.digest, ratio, &model, taken, sizeof taken);
+    neap_klt_found found;
+    const int err = neap_klt_file_open(w->p.spec.digest, ratio, &model, &found);
     neap_klt_model_close(model);
-    return !err && strcmp(taken, name) == 0;
+    return !err && strcmp(found.name, name) == 0;
 }
 
 static void test_files(void) {
