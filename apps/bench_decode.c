@@ -434,10 +434,7 @@ static int take_option(void *ctx, int code, const char *value) {
         return parse_methods(b, value);
     case OPT_RATIO:
         snprintf(b->klt, sizeof b->klt, "klt:%.24s", value);
-        return neap_klt_option_parse(b->klt, &ratio)
-                   ? 0
-                   : neap_cli_error(NEAP_EXIT_USAGE, "as in 4 or 6.5", "--ratio %s: not a ratio",
-                                    value);
+        return neap_ratio_parse(value, &ratio) ? 0 : neap_option_ratio_error("--ratio", value);
     case OPT_SELECT:
         status = neap_option_number("--select", value, 8, 1 << 24, &n);
         snprintf(b->select, sizeof b->select, "%ld", n);

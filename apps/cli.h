@@ -136,6 +136,8 @@ bool neap_option_basic(const neap_command *command, int code, char **argv, int *
 /* Takes one of the common options into the environment that the backend reads. 0, or a usage error
  * that has been printed. */
 int neap_option_common(int code, const char *value);
+/* Says that the value of the option is none; the status. */
+int neap_option_ratio_error(const char *option, const char *value);
 int neap_option_codec(const char *value); /* 0 or the status of the error printed */
 int neap_option_policy(const char *value);
 int neap_option_attn(const char *value);

@@ -118,11 +118,18 @@ static void append_name(char *list, size_t cap, const char *name) {
     snprintf(list + len, cap - len, "%s%s", len ? ", " : "known: ", name);
 }
 
+int neap_option_ratio_error(const char *option, const char *value) {
+    return neap_cli_error(NEAP_EXIT_USAGE, "as in 4 or 6.5", "%s %s: not a ratio from %g to %g",
+                          option, value, NEAP_RATIO_MIN, NEAP_RATIO_MAX);
+}
+
 int neap_option_codec(const char *value) {
     double ratio;
     if (neap_codec_find(value) || neap_klt_option_parse(value, &ratio) ||
         neap_lowram_option_parse(value, &ratio))
         return export("NEAP_CODEC", value);
+    if (strncmp(value, "klt:", 4) == 0 || strncmp(value, "lowram:", 7) == 0)
+        return neap_option_ratio_error("--codec", value);
     char known[256] = "";
     for (size_t i = 0; neap_codec_at(i); i++)
         append_name(known, sizeof known, neap_codec_at(i)->name);
@@ -134,6 +141,7 @@ static int export_kv(const char *value) {
     double ratio;
     if (strcmp(value, "f16") == 0 || neap_klt_option_parse(value, &ratio))
         return export("NEAP_KV", value);
+    if (strncmp(value, "klt:", 4) == 0) return neap_option_ratio_error("--kv", value);
     return neap_cli_error(NEAP_EXIT_USAGE, "this one knows f16, klt, klt:RATIO",
                           "--kv %s: not in this version", value);
 }

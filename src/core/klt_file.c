@@ -19,17 +19,22 @@
 
 #define DIGEST_BYTES ((size_t)1 << 20)
 
+bool neap_ratio_parse(const char *text, double *ret_ratio) {
+    char *end;
+    const double ratio = strtod(text, &end);
+    if (end == text || *end || strspn(text, "0123456789.") < strlen(text)) return false;
+    if (ratio < NEAP_RATIO_MIN || ratio > NEAP_RATIO_MAX) return false;
+    *ret_ratio = ratio;
+    return true;
+}
+
 bool neap_klt_option_parse(const char *text, double *ret_ratio) {
     if (strncmp(text, "klt", 3) != 0) return false;
     if (text[3] == '\0') {
         *ret_ratio = 0;
         return true;
     }
-    char *end;
-    const double ratio = text[3] == ':' ? strtod(text + 4, &end) : 0;
-    if (!(ratio > 1 && ratio < 1000) || *end != '\0') return false;
-    *ret_ratio = ratio;
-    return true;
+    return text[3] == ':' && neap_ratio_parse(text + 4, ret_ratio);
 }
 
 int neap_model_digest(const char *gguf, uint64_t *ret_digest) {

@@ -10,7 +10,13 @@
 
 #include "klt.h"
 
-/* "klt" (*ret_ratio 0) or "klt:RATIO", above 1; false: anything else. */
+/* Of klt and LowRAM: what `neap train` makes. */
+#define NEAP_RATIO_MIN 1.5
+#define NEAP_RATIO_MAX 64.0
+
+/* A decimal number from NEAP_RATIO_MIN to NEAP_RATIO_MAX; false: anything else. */
+bool neap_ratio_parse(const char *text, double *ret_ratio);
+/* "klt" (*ret_ratio 0) or "klt:RATIO"; false: anything else. */
 bool neap_klt_option_parse(const char *text, double *ret_ratio);
 
 /* Digest of a GGUF, by which its files are kept: XXH3 of its size and first MiB, where metadata

@@ -12,6 +12,7 @@
 
 #include "clock.h"
 #include "err.h"
+#include "klt_file.h"
 #include "lowram_module.h"
 #include "lowram_use.h"
 #include "rope.h"
@@ -27,11 +28,7 @@ bool neap_lowram_option_parse(const char *text, double *ret_ratio) {
         *ret_ratio = DEFAULT_RATIO;
         return true;
     }
-    char *end;
-    const double ratio = text[len] == ':' ? strtod(text + len + 1, &end) : 0;
-    if (!(ratio > 1 && ratio < 1000) || *end != '\0') return false;
-    *ret_ratio = ratio;
-    return true;
+    return text[len] == ':' && neap_ratio_parse(text + len + 1, ret_ratio);
 }
 
 static void note(neap_engine *engine, bool in_use, const char *text) {

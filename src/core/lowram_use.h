@@ -7,7 +7,7 @@
 
 #include "core_int.h"
 
-/* "lowram" (*ret_ratio: the default) or "lowram:RATIO", above 1; false: anything else. */
+/* "lowram" (*ret_ratio: the default) or "lowram:RATIO", as of klt; false: anything else. */
 bool neap_lowram_option_parse(const char *text, double *ret_ratio);
 /* Loads the module, which lies beside this library, or in lib or lib/neap beside its folder;
  * without it q8 does the work, and that is said. */

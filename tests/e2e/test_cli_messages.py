@@ -86,7 +86,7 @@ class Instance(threading.Thread):
 def usage():
     expect([], 2, "which command?")
     expect(["frobnicate"], 2, "neap: frobnicate: unknown command (see neap --help)")
-    for later in (["top"], ["bench", "fidelity"],
+    for later in (["top"],
                   ["run", "--attn", "vulkan"], ["run", "--kv", "lowram:8"],
                   ["serve", "--encrypt", "on"], ["serve", "--session", "a"]):
         expect(later, 2, "not in this version")
@@ -100,6 +100,11 @@ def usage():
     expect(["evict", "--pid", "1", "--all", "1M"], 2, "exclude each other")
     expect(["stat", "--nonsense"], 2, "--nonsense: unknown option")
     expect(["run", "--codec", "zip"], 2, "known: q8, cachegen, none")
+    for value in ("klt:", "klt:0.5", "klt:0x8", "klt:abc", "klt:65", "lowram:999", "lowram:"):
+        expect(["run", "--codec", value], 2, f"--codec {value}: not a ratio from 1.5 to 64")
+    for value in ("klt:", "klt:65"):
+        expect(["run", "--kv", value], 2, f"--kv {value}: not a ratio from 1.5 to 64")
+    expect(["bench", "decode", "--ratio", "65"], 2, "--ratio 65: not a ratio from 1.5 to 64")
     expect(["run"], 2, "known: q8, cachegen, none", env={"NEAP_CODEC": "zip"})
     for variable in ("NEAP_KEEP", "NEAP_SWAP_LIMIT", "NEAP_PRESSURE", "NEAP_THREADS", "NEAP_ATTN",
                      "NEAP_KV_SELECT"):

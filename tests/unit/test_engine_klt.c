@@ -237,6 +237,11 @@ static void test_files(void) {
     CHECK(!neap_klt_option_parse("klt:", &ratio) && !neap_klt_option_parse("klt:1", &ratio));
     CHECK(!neap_klt_option_parse("klt:8x", &ratio) && !neap_klt_option_parse("klt8", &ratio));
     CHECK(!neap_klt_option_parse("klt:nan", &ratio) && !neap_klt_option_parse("kl", &ratio));
+    CHECK(neap_klt_option_parse("klt:1.5", &ratio) && neap_klt_option_parse("klt:64", &ratio));
+    CHECK(!neap_klt_option_parse("klt:64.1", &ratio) && !neap_klt_option_parse("klt:1.4", &ratio));
+    CHECK(!neap_klt_option_parse("klt:0x8", &ratio) && !neap_klt_option_parse("klt: 8", &ratio));
+    CHECK(!neap_klt_option_parse("klt:1e1", &ratio) && !neap_klt_option_parse("klt:.", &ratio));
+    CHECK(ratio == 64);
     CHECK(neap_engine_create(&(neap_options){.codec = "klt:x"}, &engine) == NEAP_E_UNKNOWN);
 
     make_world(&w, &shape, "layer");

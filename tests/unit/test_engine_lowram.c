@@ -216,7 +216,7 @@ static void test_pressure(void) {
 
 static void test_options(void) {
     neap_engine *engine;
-    const char *const wrong[] = {"lowram:", "lowram:1", "lowram:x", "lowramx"};
+    const char *const wrong[] = {"lowram:", "lowram:1", "lowram:x", "lowramx", "lowram:999"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         CHECK(neap_engine_create(&(neap_options){.codec = wrong[i], .no_control = true}, &engine) ==
               NEAP_E_UNKNOWN);
