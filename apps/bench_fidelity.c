@@ -383,17 +383,24 @@ static int add_klt_file(bench *b, const char *model_path) {
     return status;
 }
 
+/* Of a list "q8,klt-head:4"; false: it has no more. */
+static bool next_name(const char **inout_names, char ret_name[NEAP_METHOD_NAME]) {
+    const char *names = *inout_names;
+    const size_t len = strcspn(names, ",");
+    if (!*names) return false;
+    snprintf(ret_name, NEAP_METHOD_NAME, "%.*s", (int)len, names);
+    *inout_names = names + len + (names[len] == ',');
+    return true;
+}
+
 static int open_methods(bench *b, const char *model_path) {
     const char *names = b->methods         ? b->methods
                         : b->options.quick ? quick_methods
                                            : default_methods;
     char name[NEAP_METHOD_NAME];
     int status = 0;
-    for (size_t len; *names && !status; names += len + (names[len] == ',')) {
-        len = strcspn(names, ",");
-        snprintf(name, sizeof name, "%.*s", (int)len, names);
+    while (!status && next_name(&names, name))
         status = add_column(b, name, model_path);
-    }
     if (!status && b->klt_file && b->n_columns < METHODS_MAX) status = add_klt_file(b, model_path);
     for (size_t i = 0; i < b->n_columns && !status; i++) {
         b->columns[i].scores = calloc(b->n_texts * N_NEXT, sizeof *b->columns[i].scores);
@@ -612,14 +619,22 @@ static int take_contexts(bench *b, const char *list) {
     return status;
 }
 
+static int take_methods(bench *b, const char *list) {
+    char name[NEAP_METHOD_NAME];
+    int status = 0;
+    b->methods = list;
+    while (!status && next_name(&list, name))
+        if (strcmp(name, FLOOR) != 0) status = neap_method_check(name);
+    return status;
+}
+
 static int take_option(void *ctx, int code, const char *value) {
     bench *b = ctx;
     switch (code) {
     case OPT_CONTEXT:
         return take_contexts(b, value);
     case OPT_METHOD:
-        b->methods = value;
-        return 0;
+        return take_methods(b, value);
     case OPT_KLT:
         b->klt_file = value;
         return 0;

@@ -704,6 +704,7 @@ static int open_klt(const char *model_path, neap_method *method, bool *ret_is_th
     text += strlen(profile) + 1;
     const double ratio = strtod(text, &end);
     if (end == text || *end || !(ratio > 1)) return unknown(method->name);
+    if (!model_path) return 0;
     int err = find_learned(model_path, &digest, folder, sizeof folder);
     if (!err) err = neap_klt_profile_open(folder, profile, digest, ratio, &method->klt);
     return learned_failed(method->name, err, ret_is_there);
@@ -745,11 +746,17 @@ int neap_method_open(const char *name, const char *model_path, neap_method *ret_
                 method.kind = &kinds[i];
         status = method.kind == &klt_kind ? unknown(name)
                                           : parse_parameter(name + len, method.kind, &method);
-        if (!status && (method.kind->warm || predicts(method.kind)))
+        if (!status && model_path && (method.kind->warm || predicts(method.kind)))
             status = open_learned(model_path, &method, ret_is_there);
     }
     if (!status) *ret_method = method;
     return status;
+}
+
+int neap_method_check(const char *name) {
+    neap_method method;
+    bool is_there;
+    return neap_method_open(name, NULL, &method, &is_there);
 }
 
 int neap_method_open_klt(const char *path, uint64_t digest, neap_method *ret_method) {

@@ -63,6 +63,8 @@ typedef struct neap_method {
     "  xkv:R                  xKV on keys and values at ratio R (4)\n"                            \
     "\n"
 
+/* Whether that is a method's name; else says so: the status. */
+int neap_method_check(const char *name);
 /* NAME[:PARAMETER] for a model; klt-PROFILE:RATIO, -warm and evictions take the file that `neap
  * train` made for it. *ret_is_there false: there is no such file; nothing is printed then. */
 int neap_method_open(const char *name, const char *model_path, neap_method *ret_method,

@@ -21,7 +21,7 @@ static const struct {
     {"profile", neap_cmd_profile, "measure what this device can do, and keep it"},
     {"train", neap_cmd_train, "learn what the codec klt needs for a model"},
     {"watch", neap_cmd_watch, "give memory of every instance back when memory gets short"},
-    {"bench", neap_cmd_bench, "measure: parity, attn, ttft, codec"},
+    {"bench", neap_cmd_bench, "measure on this machine (see neap bench --help)"},
     {"demo", neap_cmd_demo, NULL},
 };
 

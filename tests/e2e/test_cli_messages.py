@@ -104,6 +104,8 @@ def usage():
         expect(["run", "--codec", value], 2, f"--codec {value}: not a ratio from 1.5 to 64")
     for value in ("klt:", "klt:65"):
         expect(["run", "--kv", value], 2, f"--kv {value}: not a ratio from 1.5 to 64")
+    for method in ("q9", "q8,klt-head:x"):
+        expect(["bench", "fidelity", "--method", method], 2, "unknown", out="")
     expect(["bench", "decode", "--ratio", "65"], 2, "--ratio 65: not a ratio from 1.5 to 64")
     expect(["run"], 2, "known: q8, cachegen, none", env={"NEAP_CODEC": "zip"})
     for variable in ("NEAP_KEEP", "NEAP_SWAP_LIMIT", "NEAP_PRESSURE", "NEAP_THREADS", "NEAP_ATTN",
