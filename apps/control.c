@@ -193,15 +193,18 @@ static void print_codec(const json_t *stat) {
     const double error = json_number_value(json_object_get(stat, "error"));
     const uint64_t left = neap_instance_count(stat, "units", "klt_left");
     const char *kv = neap_instance_text(stat, "kv");
-    if (*note && strcmp(note, "?") != 0) printf("  codec       %s\n", note);
-    if (strncmp(kv, "klt", 3) == 0) printf("  kv          held and read as %s\n", kv);
+    const bool is_coded = strncmp(kv, "klt", 3) == 0;
+    /* f16 is not a codec: the note is about --kv, which could not be had. */
+    const bool of_kv = is_coded || strncmp(note, "f16 ", 4) == 0;
+    if (*note && strcmp(note, "?") != 0)
+        printf("  %-10s  %s%s\n", of_kv ? "kv" : "codec", is_coded ? "held and read as " : "",
+               note);
     if (ratio > 0) printf("  coded       %.2f times smaller", ratio);
     if (ratio > 0 && error > 0)
         printf(", %s's error %.2f of what is expected at most", neap_instance_text(stat, "codec"),
                error);
     if (ratio > 0 && left > 0)
-        printf(", %llu chunks %s", (unsigned long long)left,
-               strncmp(kv, "klt", 3) == 0 ? "not by it" : "by q8");
+        printf(", %llu chunks %s", (unsigned long long)left, is_coded ? "not by it" : "by q8");
     if (ratio > 0) putchar('\n');
 }
 

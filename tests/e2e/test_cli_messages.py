@@ -44,7 +44,7 @@ class Instance(threading.Thread):
     def __init__(self, folder, pid, state="idle", resident=200 * MIB):
         super().__init__(daemon=True)
         self.pid, self.state, self.resident, self.requests = pid, state, resident, []
-        self.reply = None
+        self.reply, self.more = None, {}
         self.path = os.path.join(folder, f"{pid}.sock")
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.bind(self.path)
@@ -56,7 +56,8 @@ class Instance(threading.Thread):
                 "stage": "none", "n_ctx": 4096, "n_contexts": 1, "tokens": 7,
                 "bytes": {"weights_total": 400 * MIB, "weights_resident": self.resident,
                           "kv_total": 10 * MIB, "kv_resident": 5 * MIB,
-                          "kv_compressed_memory": 2 * MIB, "kv_storage": MIB, "released": 0}}
+                          "kv_compressed_memory": 2 * MIB, "kv_storage": MIB, "released": 0},
+                **self.more}
 
     def answer(self, request):
         if self.reply is not None:
@@ -168,6 +169,16 @@ def instances(folder):
     expect(["evict", "300%"], 0, env=env)
     check(first.requests[-1]["bytes"] == 2**63 - 1)
     expect(["restore"], 0, out="restored 3.0 MiB in 5 ms\n", env=env)
+
+    for kv, note, line in (("f16", "f16 instead: untrained", "kv          f16 instead: untrained"),
+                           ("f16", "q8 instead: untrained", "codec       q8 instead: untrained"),
+                           ("klt-head-4", "klt-head-4; f16 for 2 caches",
+                            "kv          held and read as klt-head-4; f16 for 2 caches"),
+                           ("f16", "klt-head-4", "codec       klt-head-4")):
+        first.more = {"kv": kv, "codec_note": note}
+        lines = [text.strip() for text in neap("stat", env=env)[1].splitlines()]
+        check([text for text in lines if text.startswith(("kv ", "codec "))] == [line], line, lines)
+    first.more = {}
 
     for reply in ("", "garbage", "[]", '{"ok":true}' + "x", {"ok": True}, {"ok": False}, {}):
         first.reply = reply
