@@ -102,10 +102,14 @@ static const char *env_kv(void) {
     return NULL;
 }
 
-static uint32_t env_select(void) {
+static uint32_t env_select(const char *kv) {
     const char *text = env_text("NEAP_KV_SELECT");
     const uint64_t cells =
         text == NULL || strcmp(text, "off") == 0 ? 0 : env_bytes("NEAP_KV_SELECT");
+    if (cells > 0 && (kv == NULL || strcmp(kv, "f16") == 0)) {
+        neap_log(NEAP_LOG_WARN,
+                 "NEAP_KV_SELECT=%s has no effect: it is of KV held coded (--kv klt)", text);
+    }
     return cells < 1u << 24 ? (uint32_t)cells : 1u << 24;
 }
 
@@ -133,7 +137,7 @@ static void create_engine(void) {
     if (long_cells > 0 && long_cells <= 1 << 20) {
         neap_attend_long_cells = (int64_t)long_cells;
     }
-    neap_select_budget = env_select();
+    neap_select_budget = env_select(options.kv);
     options.profile = profile_path(options.swap_dir, profile, sizeof profile);
     if (neap_attend_choice == NEAP_ATTEND_OPENCL) {
         neap_attend_open_device(&options);

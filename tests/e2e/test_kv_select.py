@@ -76,7 +76,8 @@ def body(work):
     os.mkdir(cache)
     train(cache, s.model_path(s.SMOLLM2), "head", 4)
     env = {"XDG_CACHE_HOME": cache, "NEAP_KV": "klt"}
-    with s.Server(work, s.SMOLLM2, ctx=4096) as server:
+    with s.Server(work, s.SMOLLM2, ctx=4096, env={"NEAP_KV_SELECT": "64"}) as server:
+        s.check("NEAP_KV_SELECT=64 has no effect" in server.log_tail(300), "nothing is held coded")
         prompts = [server.tokenize(s.prose(seed, N_CHUNKS * CHUNK))[:N_CHUNKS * CHUNK + 40]
                    for seed in (61, 62)]
         prompts.append(prompts[1] + server.tokenize(s.prose(63, 400))[1:CHUNK + 60])
