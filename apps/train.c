@@ -27,8 +27,6 @@
 #define N_CTX 16384u /* more than sliding windows have, by which they are told apart */
 #define TEXT_BYTES_MAX ((size_t)64 << 20)
 #define TEXTS_MAX 256
-#define RATIO_MIN 1.5
-#define RATIO_MAX 64.0
 enum { N_PROFILES = 3, RATIOS_MAX = 16 };
 
 static const struct {
@@ -350,11 +348,10 @@ static int take_profile(session *s, const char *name) {
 }
 
 static int take_ratio(session *s, const char *text) {
-    char *end;
-    const double ratio = strtod(text, &end);
-    if (end == text || *end || !(ratio >= RATIO_MIN && ratio <= RATIO_MAX))
+    double ratio;
+    if (!neap_ratio_parse(text, &ratio))
         return neap_cli_error(NEAP_EXIT_USAGE, NULL, "--ratio %s: not a number from %g to %g", text,
-                              RATIO_MIN, RATIO_MAX);
+                              NEAP_RATIO_MIN, NEAP_RATIO_MAX);
     if (s->n_ratios == RATIOS_MAX)
         return neap_cli_error(NEAP_EXIT_USAGE, NULL, "more than %d ratios", RATIOS_MAX);
     s->ratios[s->n_ratios++] = ratio;
