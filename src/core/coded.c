@@ -10,8 +10,9 @@
 #include "err.h"
 
 bool neap_kv_is_held_coded(const neap_kv *kv) {
+    if (!kv->pool->holds_coded) return false; /* constant: graphs ask it for every layer */
     pthread_mutex_lock(&kv->pool->lock);
-    const bool fits = kv->pool->holds_coded && neap_klt_fits(kv);
+    const bool fits = neap_klt_fits(kv);
     pthread_mutex_unlock(&kv->pool->lock);
     return fits;
 }
