@@ -60,8 +60,3 @@ def train(cache, model, profile, ratio):
     folder = os.path.join(cache, "neap", "trained", digest)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     return shutil.copy(os.path.join(kept, digest, name), os.path.join(folder, name))
-
-
-def next_tokens(server, prompt, forced):
-    """The most likely token after the prompt and each beginning of the forced tokens."""
-    return [server.tokens(prompt + forced[:i], 1)[0] for i in range(len(forced))]

@@ -79,6 +79,16 @@ def prose(seed, n_words):
     return " ".join(out[:n_words])
 
 
+def read_bytes(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def next_tokens(server, prompt, forced):
+    """The most likely token after the prompt and each beginning of the forced tokens."""
+    return [server.tokens(prompt + forced[:i], 1)[0] for i in range(len(forced))]
+
+
 # ---- server ----
 
 def model_path(name):

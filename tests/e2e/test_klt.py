@@ -6,15 +6,10 @@ slot files and context shifts work; without the file q8 does the work, and that 
 import os
 
 import support as s
-from klt_training import next_tokens, train
+from klt_training import train
 
 CONTEXT = 1300  # words, 1.2 tokens each
 N_PREDICT = 16
-
-
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def cycles(work, cache, codec):
@@ -22,14 +17,14 @@ def cycles(work, cache, codec):
         s.check_equal(server.stat()["codec"], "klt", "codec in use")
         prompt = server.tokenize(s.prose(31, CONTEXT))
         resident = server.tokens(prompt, N_PREDICT)
-        files = [read(server.slot_save("0"))]
+        files = [s.read_bytes(server.slot_save("0"))]
         for cycle in (1, 2, 3):
             result = server.evict("100%", only="kv" if cycle < 3 else None)
             s.check(result["kv_storage_bytes"] > 0 and result["kv_memory_bytes"] == 0,
                     f"{codec}: klt's place is storage: {result}")
             stat = server.stat()
             s.check_equal(stat["units"]["kv_evicted"], stat["units"]["kv"], "all KV evicted")
-            files.append(read(server.slot_save(str(cycle))))
+            files.append(s.read_bytes(server.slot_save(str(cycle))))
         s.check(files[1] != files[0], "klt changed nothing: was it used?")
         s.check(files[2] == files[1] and files[3] == files[1], "a later cycle changed bytes")
 
@@ -39,11 +34,11 @@ def cycles(work, cache, codec):
         s.check(0 < stat["error"] < 4, f"error {stat['error']}")
         s.check("klt-head-4" in server.neap("stat", "--pid", str(server.pid)).stdout, "neap stat")
 
-        answers = next_tokens(server, prompt, resident)
+        answers = s.next_tokens(server, prompt, resident)
         agree = sum(a == b for a, b in zip(answers, resident))
         s.check(agree >= 0.8 * N_PREDICT, f"only {agree} of {N_PREDICT} tokens agree")
         server.evict("100%")
-        again = next_tokens(server, prompt, resident)
+        again = s.next_tokens(server, prompt, resident)
         s.check_equal(again, answers, "answers after another cycle")
         s.say(f"{codec}: {stat['ratio']:.2f} times smaller, error {stat['error']:.2f}, "
               f"{agree} of {N_PREDICT} tokens agree")
@@ -78,10 +73,10 @@ def shifts(work, cache):
         server.tokens(prompt, 400)
         before = server.slot_save("1")
         server.evict("100%")
-        first = read(server.slot_save("2"))
+        first = s.read_bytes(server.slot_save("2"))
         server.evict("100%")
-        s.check(read(server.slot_save("3")) == first, "after a shift: the second cycle changed bytes")
-        s.check(len(first) == len(read(before)), "the slot's size")
+        s.check(s.read_bytes(server.slot_save("3")) == first, "after a shift: the second cycle changed bytes")
+        s.check(len(first) == len(s.read_bytes(before)), "the slot's size")
         s.check_equal(server.stat()["counters"]["errors"], 0, "errors")
 
 

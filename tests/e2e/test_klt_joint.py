@@ -6,15 +6,10 @@ from the second time on, and answers; a shift of the context."""
 import os
 
 import support as s
-from klt_training import next_tokens, train
+from klt_training import train
 
 CONTEXT = 1300  # words, 1.2 tokens each
 N_PREDICT = 16
-
-
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def cycles(work, cache, codec):
@@ -22,7 +17,7 @@ def cycles(work, cache, codec):
         s.check_equal(server.stat()["codec_note"], "klt-joint-8", "file in use")
         prompt = server.tokenize(s.prose(31, CONTEXT))
         resident = server.tokens(prompt, N_PREDICT)
-        exact = read(server.slot_save("0"))
+        exact = s.read_bytes(server.slot_save("0"))
         result = server.evict("100%", only="kv")
         s.check(result["kv_storage_bytes"] > 0 and result["kv_memory_bytes"] == 0,
                 f"{codec}: klt's place is storage: {result}")
@@ -31,19 +26,19 @@ def cycles(work, cache, codec):
         s.check(stat["units"]["klt"] > 4 * stat["units"]["klt_left"], f"units: {stat['units']}")
         s.check(5 < stat["ratio"] < 7, f"ratio {stat['ratio']}")  # the rest of a chunk is q8's
         s.check(0 < stat["error"] < 4, f"error {stat['error']}")
-        rounded = read(server.slot_save("1"))
+        rounded = s.read_bytes(server.slot_save("1"))
         s.check(rounded != exact, "klt changed nothing: was it used?")
         for step in range(8):  # more and more of what is clean
             result = server.evict(f"{step * 12 + 4}%", only="kv")
             s.check(result["released_bytes"] > 0, f"nothing went: {result}")
             if step % 2:
-                s.check_equal(read(server.slot_save("2")), rounded, f"after {step} evictions")
+                s.check_equal(s.read_bytes(server.slot_save("2")), rounded, f"after {step} evictions")
 
-        answers = next_tokens(server, prompt, resident)
+        answers = s.next_tokens(server, prompt, resident)
         agree = sum(a == b for a, b in zip(answers, resident))
         s.check(agree >= 0.7 * N_PREDICT, f"only {agree} of {N_PREDICT} tokens agree")
         server.evict("100%")
-        s.check_equal(next_tokens(server, prompt, resident), answers, "after another cycle")
+        s.check_equal(s.next_tokens(server, prompt, resident), answers, "after another cycle")
         s.check_equal(server.stat()["counters"]["errors"], 0, "errors")
         s.say(f"{codec}: {stat['ratio']:.2f} times smaller, error {stat['error']:.2f}, "
               f"{agree} of {N_PREDICT} tokens agree")
@@ -60,9 +55,9 @@ def little_by_little(work, cache):
                     f"released too little: {result}")
             units = server.stat()["units"]
             s.check(units["klt"] % 2 == 0, f"layers apart: {units}")
-        first = read(server.slot_save("1"))
+        first = s.read_bytes(server.slot_save("1"))
         server.evict("100%", only="kv")
-        s.check_equal(read(server.slot_save("2")), first, "a second cycle")
+        s.check_equal(s.read_bytes(server.slot_save("2")), first, "a second cycle")
         s.check_equal(server.stat()["counters"]["errors"], 0, "errors")
 
 
@@ -74,10 +69,10 @@ def shifts(work, cache):
         server.evict("100%")
         server.tokens(s.prose(32, 700), 400)
         server.evict("100%")
-        first = read(server.slot_save("2"))
+        first = s.read_bytes(server.slot_save("2"))
         s.check(server.stat()["units"]["klt"] > 0, "klt codes what was shifted")
         server.evict("100%")
-        s.check(read(server.slot_save("3")) == first, "after a shift: the second cycle changed bytes")
+        s.check(s.read_bytes(server.slot_save("3")) == first, "after a shift: the second cycle changed bytes")
         s.check_equal(server.stat()["counters"]["errors"], 0, "errors")
 
 

@@ -8,15 +8,10 @@ import os
 
 import groups
 import support as s
-from klt_training import next_tokens, train
+from klt_training import train
 
 N_PREDICT = 16
 CHUNK = 256
-
-
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def peak(pid):
@@ -65,7 +60,7 @@ def answers_f16(work, n_chunks, model=s.SMOLLM2, ctx=8192):
         prompt = a_prompt(server, 41, n_chunks)
         held, _, said = grow(server, prompt)
         answer = server.tokens(prompt, N_PREDICT)
-        return prompt, answer, next_tokens(server, prompt, answer), said, held - said
+        return prompt, answer, s.next_tokens(server, prompt, answer), said, held - said
 
 
 def memory_and_answers(work, env, f16):
@@ -91,7 +86,7 @@ def memory_and_answers(work, env, f16):
                 1.5 < context["ratio"] < stat["ratio"], f"contexts: {stat['contexts']}")
         s.check(stat["attention"]["nodes"] > 0 and stat["attention"]["nodes_host"] == 0, "attention")
 
-        coded_next = next_tokens(server, prompt, answer)
+        coded_next = s.next_tokens(server, prompt, answer)
         agree = sum(a == b for a, b in zip(coded_next, f16_next))
         s.say(f"{agree} of {N_PREDICT} tokens agree with f16")
         s.check(agree >= 0.8 * N_PREDICT, "gibberish")
@@ -99,26 +94,26 @@ def memory_and_answers(work, env, f16):
         # An eviction codes the last full chunk, too. From then on, away and back, pages or records,
         # nothing changes any more.
         server.evict("100%")
-        coded_next = next_tokens(server, prompt, answer)
+        coded_next = s.next_tokens(server, prompt, answer)
         result = server.evict("100%")
         s.check(server.stat()["bytes"]["kv_compressed_memory"] == 0 and
                 result["kv_storage_bytes"] > 0, f"evicted: {result}")
-        s.check_equal(next_tokens(server, prompt, answer), coded_next, "after an eviction")
+        s.check_equal(s.next_tokens(server, prompt, answer), coded_next, "after an eviction")
         server.evict("100%")
         server.restore()
         stat = server.stat()
         s.check(stat["bytes"]["kv_compressed_memory"] > 0, "records are back")
         s.check(kv_held(stat) < 0.5 * f16_bytes, "restoring brings records only")
-        saved = read(server.slot_save("0"))
+        saved = s.read_bytes(server.slot_save("0"))
         s.check(kv_held(server.stat()) < 0.5 * f16_bytes, "after saving the slot")
-        s.check_equal(next_tokens(server, prompt, answer), coded_next, "after saving the slot")
-        again = read(server.slot_save("1"))
+        s.check_equal(s.next_tokens(server, prompt, answer), coded_next, "after saving the slot")
+        again = s.read_bytes(server.slot_save("1"))
         server.evict("100%")
-        s.check(read(server.slot_save("2")) == again and len(again) == len(saved),
+        s.check(s.read_bytes(server.slot_save("2")) == again and len(again) == len(saved),
                 "an eviction changed bytes")
         server.slot_erase()
         server.slot_restore("0")
-        again = next_tokens(server, prompt, answer)
+        again = s.next_tokens(server, prompt, answer)
         s.check(server.stat()["units"]["klt"] > 0, "a restored slot is held coded")
         agree = sum(a == b for a, b in zip(again, f16_next))
         s.check(agree >= 0.8 * N_PREDICT, f"after restoring the slot only {agree} tokens agree")
@@ -139,7 +134,7 @@ def in_a_group(work, env, f16, model=s.SMOLLM2, ctx=8192):
             spare = f16_bytes * 6 // 10 + beside
             group.set_limit(server.held() + spare)
             feed(server, prompt)
-            coded = next_tokens(server, prompt, answer)
+            coded = s.next_tokens(server, prompt, answer)
             agree = sum(a == b for a, b in zip(coded, f16_next))
             s.say(f"with {spare / s.MIB:.1f} MiB where f16 takes {(f16_bytes + beside) / s.MIB:.1f}: "
                   f"{agree} of {N_PREDICT} tokens agree")
@@ -156,9 +151,9 @@ def shifts(work, env):
         s.check_equal(len(server.tokens(s.prose(43, 700), 250)), 250, "tokens over a shift")
         s.check("context shift" in server.log_tail(100), "there was no shift")
         server.evict("100%")
-        first = read(server.slot_save("1"))
+        first = s.read_bytes(server.slot_save("1"))
         server.evict("100%")
-        s.check(read(server.slot_save("2")) == first, "after a shift: an eviction changed bytes")
+        s.check(s.read_bytes(server.slot_save("2")) == first, "after a shift: an eviction changed bytes")
         stat = server.stat()
         s.check(stat["units"]["klt"] > 0 and stat["error"] < 4, f"after a shift: {stat['units']}")
         s.check_equal(stat["counters"]["errors"], 0, "errors")

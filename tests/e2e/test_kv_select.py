@@ -10,7 +10,7 @@ import subprocess
 import threading
 
 import support as s
-from klt_training import next_tokens, train
+from klt_training import train
 
 N_PREDICT = 16
 N_CHUNKS = 8
@@ -29,11 +29,11 @@ def run(work, env, prompts, forced=None):
     with s.Server(work, s.SMOLLM2, ctx=4096, env=env) as server:
         for i, prompt in enumerate(prompts):
             words = forced[i][0] if forced else server.tokens(prompt, N_PREDICT)
-            answers.append((words, next_tokens(server, prompt, words)))
+            answers.append((words, s.next_tokens(server, prompt, words)))
             if i == 1:
                 stat = server.stat()
                 server.evict("100%")
-                answers[1] += (next_tokens(server, prompt, words),)
+                answers[1] += (s.next_tokens(server, prompt, words),)
         s.check(stat["attention"]["nodes_host"] == 0, "attention by the host")
     return answers, stat
 

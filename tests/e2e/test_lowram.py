@@ -9,19 +9,9 @@ CONTEXT = 1300  # words, 1.2 tokens each
 N_PREDICT = 16
 
 
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
 def has_blas(pid):
     with open(f"/proc/{pid}/maps", encoding="utf-8") as maps:
         return "openblas" in maps.read()
-
-
-def next_tokens(server, prompt, forced):
-    """The most likely token after the prompt and each beginning of the forced tokens."""
-    return [server.tokens(prompt + forced[:i], 1)[0] for i in range(len(forced))]
 
 
 def cycles(work):
@@ -29,14 +19,14 @@ def cycles(work):
         s.check(has_blas(server.pid), "the module is not there")
         prompt = server.tokenize(s.prose(31, CONTEXT))
         resident = server.tokens(prompt, N_PREDICT)
-        files = [read(server.slot_save("0"))]
+        files = [s.read_bytes(server.slot_save("0"))]
         for cycle in (1, 2, 3):
             result = server.evict("100%", only="kv" if cycle < 3 else None)
             s.check(result["kv_storage_bytes"] > 0 and result["kv_memory_bytes"] == 0,
                     f"lowram's place is storage: {result}")
             stat = server.stat()
             s.check_equal(stat["units"]["kv_evicted"], stat["units"]["kv"], "all KV evicted")
-            files.append(read(server.slot_save(str(cycle))))
+            files.append(s.read_bytes(server.slot_save(str(cycle))))
         s.check(files[1] != files[0], "lowram changed nothing: was it used?")
         s.check(files[2] == files[1] and files[3] == files[1], "a later cycle changed bytes")
 
@@ -47,11 +37,11 @@ def cycles(work):
         s.check(0 < stat["error"] < 4, f"error {stat['error']}")
         s.check("lowram-4" in server.neap("stat", "--pid", str(server.pid)).stdout, "neap stat")
 
-        answers = next_tokens(server, prompt, resident)
+        answers = s.next_tokens(server, prompt, resident)
         agree = sum(a == b for a, b in zip(answers, resident))
         s.check(agree >= 0.7 * N_PREDICT, f"only {agree} of {N_PREDICT} tokens agree")
         server.evict("100%")
-        s.check_equal(next_tokens(server, prompt, resident), answers, "answers after another cycle")
+        s.check_equal(s.next_tokens(server, prompt, resident), answers, "answers after another cycle")
         s.say(f"lowram: {stat['ratio']:.2f} times smaller, error {stat['error']:.2f}, "
               f"{agree} of {N_PREDICT} tokens agree; {stat['codec_note']}")
 
@@ -59,7 +49,7 @@ def cycles(work):
         prompt = server.tokenize(s.prose(32, CONTEXT))
         resident = server.tokens(prompt, N_PREDICT)
         server.evict("100%", only="kv")
-        answers = next_tokens(server, prompt, resident)
+        answers = s.next_tokens(server, prompt, resident)
         agree = sum(a == b for a, b in zip(answers, resident))
         s.check(agree >= 0.7 * N_PREDICT, f"second text: only {agree} of {N_PREDICT} tokens agree")
         s.check_equal(server.stat()["counters"]["errors"], 0, "errors")

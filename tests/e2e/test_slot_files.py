@@ -7,11 +7,6 @@ import os
 import support as s
 
 
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
 def peak_growth(server, action):
     """Bytes by which the resident set peaked above where it was."""
     with open(f"/proc/{server.pid}/clear_refs", "w", encoding="ascii") as refs:
@@ -36,10 +31,10 @@ def run(work, model, slots, flash, kv):
         server.tokens(prompt, 32, slot)
         resident = server.tokens(prompt, 32, slot)
         path = server.slot_save("resident", slot)
-        saved = read(path)
+        saved = s.read_bytes(path)
 
         server.evict("100%")
-        s.check_equal(read(server.slot_save("evicted", slot)) == saved, True,
+        s.check_equal(s.read_bytes(server.slot_save("evicted", slot)) == saved, True,
                       f"{name}: the file saved while evicted differs")
         server.evict("100%")
         server.slot_erase(slot)
