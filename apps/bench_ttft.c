@@ -111,10 +111,10 @@ static int run(neap_ttft *b) {
         json_decref(rows);
         return neap_cli_finish(status);
     }
-    const int printed = neap_cli_print_json(
-        json_pack("{s:o, s:s, s:{s:f, s:f}, s:o}", "machine", neap_machine_json(), "model",
-                  neap_ttft_model(b), "rates", "read_bytes_per_s", b->rate.read_bps,
-                  "decode_bytes_per_s", b->rate.decode_bps, "rows", rows));
+    const int printed = neap_cli_print_json(json_pack(
+        "{s:o, s:s, s:{s:f, s:f, s:f}, s:o}", "machine", neap_machine_json(), "model",
+        neap_ttft_model(b), "rates", "read_bytes_per_s", b->rate.read_bps, "decode_bytes_per_s",
+        b->rate.decode_bps, "commit_bytes_per_s", b->rate.commit_bps, "rows", rows));
     return status ? status : printed;
 }
 

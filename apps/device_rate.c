@@ -1,6 +1,7 @@
 /* device_rate.c - see device_rate.h. */
 #include "device_rate.h"
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,14 +9,18 @@
 
 #include "clock.h"
 #include "codec.h"
+#include "crew.h"
 #include "file.h"
 #include "measure.h"
 #include "neap.h"
+#include "vm.h"
 
 #define READ_MAX (256u << 20)
 #define PIECE (1u << 20)
 #define DEPTH 16u
 #define DECODE_NS 300000000ull
+#define COMMIT_BYTES (512u << 20)
+#define COMMIT_REST_S 3 /* a virtual machine may give free memory back within seconds */
 
 static double per_second(uint64_t bytes, uint64_t ns) {
     return ns ? (double)bytes * 1e9 / (double)ns : 0;
@@ -48,6 +53,42 @@ out:
     return rate;
 }
 
+typedef struct committing {
+    char *memory;
+    atomic_size_t next;
+    atomic_int err;
+} committing;
+
+static void commit_pieces(void *ctx) {
+    committing *c = ctx;
+    for (size_t at; (at = atomic_fetch_add(&c->next, PIECE)) < COMMIT_BYTES;)
+        if (neap_vm_populate(c->memory + at, PIECE) != 0) atomic_store(&c->err, 1);
+}
+
+/* Small pages, as KV chunks have; committed once before, as an evicted unit was. */
+static double commit_rate(void) {
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    neap_crew *crew = NULL;
+    void *memory = NULL;
+    double rate = 0;
+    if (neap_crew_create(cores > 0 ? (uint32_t)cores : 1, &crew) != 0) return 0;
+    if (neap_vm_reserve(COMMIT_BYTES, PIECE, &memory) != 0) goto out;
+    neap_vm_huge(memory, COMMIT_BYTES, false);
+    neap_crew_start(crew);
+    committing c = {.memory = memory};
+    neap_crew_run(crew, neap_crew_size(crew), commit_pieces, &c);
+    if (neap_vm_drop(memory, COMMIT_BYTES) != 0) goto out;
+    sleep(COMMIT_REST_S);
+    atomic_store(&c.next, 0);
+    const uint64_t began = neap_clock_ns();
+    neap_crew_run(crew, neap_crew_size(crew), commit_pieces, &c);
+    if (atomic_load(&c.err) == 0) rate = per_second(COMMIT_BYTES, neap_clock_ns() - began);
+out:
+    if (memory) neap_vm_unmap(memory, COMMIT_BYTES);
+    neap_crew_free(crew);
+    return rate;
+}
+
 /* One core's rate times the cores: what restoring in parallel could reach. */
 static double decode_rate(const char *name) {
     const neap_codec *codec = neap_codec_find(name);
@@ -75,5 +116,6 @@ out:
 
 void neap_device_rate_measure(const char *file, const char *codec, neap_device_rate *ret_rate) {
     ret_rate->read_bps = read_rate(file);
+    ret_rate->commit_bps = commit_rate();
     ret_rate->decode_bps = decode_rate(codec);
 }

@@ -37,6 +37,7 @@ typedef struct neap_ttft_series {
     double storage_ms[NEAP_BENCH_REPS_MAX], memory_ms[NEAP_BENCH_REPS_MAX]; /* of the paths */
     double prefill_ms[NEAP_BENCH_REPS_MAX], cpu_s[NEAP_BENCH_REPS_MAX];
     double storage_bytes[NEAP_BENCH_REPS_MAX], memory_bytes[NEAP_BENCH_REPS_MAX];
+    double read_bytes[NEAP_BENCH_REPS_MAX], committed_bytes[NEAP_BENCH_REPS_MAX];
     double remaining, agreement;
     bool identical, has_identity;
     size_t n; /* 0: not measured at this level */

@@ -157,6 +157,8 @@ static void record_memory(const neap_ttft_side *s, neap_ttft_series *e, size_t i
     e->prefill_ms[i] = ttft_ms > wait_ms ? ttft_ms - wait_ms : 0;
     e->storage_bytes[i] = counted(before, after, "bytes_restored_storage");
     e->memory_bytes[i] = counted(before, after, "bytes_restored_memory");
+    e->read_bytes[i] = counted(before, after, "bytes_read_storage");
+    e->committed_bytes[i] = counted(before, after, "bytes_committed");
 }
 
 static void record(neap_ttft_side *s, size_t level, const neap_answer *answer, double remaining,

@@ -57,10 +57,15 @@ static double bound_ms(const neap_ttft *b, const neap_ttft_side *s, size_t level
     const neap_ttft_series *e = &s->levels[level], *resident = &s->levels[0];
     double bound = median(resident->ttft_ms, resident->n);
     if (b->rate.read_bps > 0)
-        bound = fmax(bound, median(e->storage_bytes, e->n) / b->rate.read_bps * 1000);
+        bound = fmax(bound, median(e->read_bytes, e->n) / b->rate.read_bps * 1000);
     if (b->rate.decode_bps > 0)
         bound = fmax(bound, median(e->memory_bytes, e->n) / b->rate.decode_bps * 1000);
     return bound;
+}
+
+/* Having the pages again, if nothing else took any time. */
+static double commit_ms(const neap_ttft *b, const neap_ttft_series *e) {
+    return median(e->committed_bytes, e->n) / b->rate.commit_bps * 1000;
 }
 
 static bool is_matched(const neap_ttft *b, const neap_ttft_series *e, size_t level) {
@@ -96,18 +101,21 @@ static json_t *row_json(const neap_ttft_grid *g, size_t level, size_t i) {
     const neap_summary added = added_ratio(g, level, i), to_paging = paging_ratio(g, level, i);
     const double resident_ms = median(s->levels[0].ttft_ms, s->levels[0].n);
     return json_pack(
-        "{s:i, s:f, s:f, s:b, s:s, s:s, s:i, s:o, s:o, s:o, s:{s:I, s:I}, s:o, s:f, s:o, s:o, s:o, "
-        "s:o, s:f, s:f, s:b, s:s, s:s}",
+        "{s:i, s:f, s:f, s:b, s:s, s:s, s:i, s:o, s:o, s:o, s:{s:I, s:I, s:I, s:I}, s:o, s:o, s:f, "
+        "s:o, s:o, s:o, s:o, s:f, s:f, s:b, s:s, s:s}",
         "context", (int)g->context, "remaining", b->levels[level], "remaining_measured",
         e->remaining, "remaining_matched", is_matched(b, e, level), "policy", s->policy, "codec",
         is_paging ? "none" : b->codec, "reps", (int)e->n, "ttft_ms", neap_summary_json(&ttft),
         "phase_ms", phases_json(s, level), "path_ms", paths_json(s, level), "bytes", "storage",
         (json_int_t)median(e->storage_bytes, e->n), "memory",
-        (json_int_t)median(e->memory_bytes, e->n), "bound_ms",
-        real_or_null(!is_paging, bound_ms(b, s, level)), "ratio_to_partial_offload",
-        to_offload.median, "ratio_to_partial_offload_range", neap_summary_json(&to_offload),
-        "added_ratio_to_partial_offload", real_or_null(added.n > 0, added.median),
-        "ratio_to_os_paging", real_or_null(to_paging.n > 0, to_paging.median), "ratio_to_resident",
+        (json_int_t)median(e->memory_bytes, e->n), "read", (json_int_t)median(e->read_bytes, e->n),
+        "committed", (json_int_t)median(e->committed_bytes, e->n), "bound_ms",
+        real_or_null(!is_paging, bound_ms(b, s, level)), "commit_ms",
+        real_or_null(!is_paging && b->rate.commit_bps > 0, commit_ms(b, e)),
+        "ratio_to_partial_offload", to_offload.median, "ratio_to_partial_offload_range",
+        neap_summary_json(&to_offload), "added_ratio_to_partial_offload",
+        real_or_null(added.n > 0, added.median), "ratio_to_os_paging",
+        real_or_null(to_paging.n > 0, to_paging.median), "ratio_to_resident",
         real_or_null(resident_ms > 0, ttft.median / resident_ms), "cpu_s", median(e->cpu_s, e->n),
         "top1_agreement", e->agreement, "output_identical", e->identical, "attn", attention(s),
         "only", b->only_kv ? "kv" : "all");

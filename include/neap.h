@@ -437,6 +437,8 @@ typedef struct neap_stat {
     uint64_t pressure_restored_bytes; /* brought back by itself after it */
     uint64_t pressure_owed_bytes;     /* taken by pressure, not back yet */
     char pressure_sources[64];
+    uint64_t bytes_read_storage;    /* by restores, as they lie there */
+    uint64_t bytes_committed;       /* of pages that restores had again */
     uint64_t bytes_written_storage; /* to the swap file, by evictions and by write-behind */
     neap_write_behind_state write_behind;
     uint64_t write_behind_bytes_today;

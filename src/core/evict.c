@@ -261,6 +261,7 @@ static size_t make_plan(eviction *e, uint64_t target) {
         /* klt's copies are on storage (pool/klt_unit.c), and with them all KV. */
         .memory_useful = strcmp(pool->codec->name, "none") != 0 && !has_klt,
         .n_weights_evicted = totals.n_weights_evicted,
+        .weight_bytes_evicted = totals.weights - totals.weights_resident,
         .n_kv_on_storage = totals.n_kv_on_storage,
     };
     const size_t n_steps =

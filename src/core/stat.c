@@ -168,6 +168,8 @@ void neap_stat_get(neap_engine *engine, neap_stat *ret_stat) {
     stat.bytes_evicted = engine->bytes_evicted;
     stat.bytes_restored_storage = c->bytes_restored[NEAP_PATH_STORAGE];
     stat.bytes_restored_memory = c->bytes_restored[NEAP_PATH_MEMORY];
+    stat.bytes_read_storage = c->bytes_read;
+    stat.bytes_committed = c->bytes_committed;
     stat.bytes_written_storage = neap_swapfile_written(pool->swapfile);
     if (engine->write_behind) neap_write_behind_stat(engine->write_behind, &stat);
     stat.wait_ns = engine->wait_ns;

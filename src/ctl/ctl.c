@@ -196,13 +196,14 @@ static json_t *stat_units(const neap_stat *stat) {
 }
 
 static json_t *stat_counters(const neap_stat *stat) {
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "evictions",
-                     count(stat->evictions), "restores", count(stat->restores), "bytes_evicted",
-                     count(stat->bytes_evicted), "bytes_restored_storage",
-                     count(stat->bytes_restored_storage), "bytes_restored_memory",
-                     count(stat->bytes_restored_memory), "bytes_written_storage",
-                     count(stat->bytes_written_storage), "wait_ns", count(stat->wait_ns), "errors",
-                     count(stat->errors));
+    return json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "evictions", count(stat->evictions),
+        "restores", count(stat->restores), "bytes_evicted", count(stat->bytes_evicted),
+        "bytes_restored_storage", count(stat->bytes_restored_storage), "bytes_restored_memory",
+        count(stat->bytes_restored_memory), "bytes_read_storage", count(stat->bytes_read_storage),
+        "bytes_committed", count(stat->bytes_committed), "bytes_written_storage",
+        count(stat->bytes_written_storage), "wait_ns", count(stat->wait_ns), "errors",
+        count(stat->errors));
 }
 
 static json_t *stat_request(const neap_stat *stat) {

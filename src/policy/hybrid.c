@@ -8,7 +8,8 @@
  *
  *   KVonly   more than T chunks left: each goes to the path that would be done with it first, which
  *            splits them in inverse proportion to t_dkv : t_rkv, evenly at every step
- *   KVandW   per_layer chunks to memory, then a weight unit, and so on
+ *   KVandW   per_layer chunks to memory, then a weight unit, and so on; to a weight unit that is
+ *            larger or smaller than the mean belong more or fewer
  *   Wonly    no chunk left: weight units
  *   CompKV   nothing else left: encoded chunks leave memory for storage
  *
@@ -38,6 +39,8 @@ typedef struct plan {
     size_t n_kv, n_weights, n_in_memory;
     size_t kv_total, weights_total, threshold, per_layer;
     size_t kv_memory, kv_storage; /* evicted chunks on either path, earlier ones included */
+    double weights_dropped;       /* earlier ones included, in weight units of mean size */
+    double mean_weight_bytes;
     double decode_kv_s, read_kv_s, read_weight_s;
 } plan;
 
@@ -68,7 +71,7 @@ int neap_order_compare(const void *a, const void *b, void *context) {
 static void plan_init(plan *p, neap_order order) {
     const neap_policy_input *in = p->input;
     size_t n_kv = 0, n_weights = 0, n_in_memory = 0;
-    double kv_bytes = 0, kv_stored_bytes = 0, weight_bytes = 0;
+    double kv_bytes = 0, kv_stored_bytes = 0, weight_bytes = (double)in->weight_bytes_evicted;
     for (size_t i = 0; i < in->n; i++) {
         const neap_policy_unit *unit = &in->units[i];
         if (unit->release_bytes == 0) continue;
@@ -96,7 +99,11 @@ static void plan_init(plan *p, neap_order order) {
     double read_rate = in->read_rate ? (double)in->read_rate : NEAP_DEFAULT_READ_BPS;
     double decode_rate = in->decode_rate ? (double)in->decode_rate : NEAP_DEFAULT_DECODE_BPS;
     const double n_chunks = n_kv + n_in_memory ? (double)(n_kv + n_in_memory) : 1;
-    p->read_weight_s = n_weights ? weight_bytes / (double)n_weights / read_rate : 0;
+    const size_t weights_total = n_weights + in->n_weights_evicted;
+    p->mean_weight_bytes = weights_total ? weight_bytes / (double)weights_total : 0;
+    if (p->mean_weight_bytes > 0)
+        p->weights_dropped = (double)in->weight_bytes_evicted / p->mean_weight_bytes;
+    p->read_weight_s = p->mean_weight_bytes / read_rate;
     p->decode_kv_s = kv_bytes / n_chunks / decode_rate;
     p->read_kv_s = kv_stored_bytes / n_chunks / read_rate;
 }
@@ -124,6 +131,7 @@ static void evict_weights(plan *p) {
     const neap_policy_unit *unit = &p->input->units[p->weights->id];
     neap_unit_id index = p->weights->id;
     p->weights++, p->n_weights--;
+    p->weights_dropped += (double)unit->raw_bytes / p->mean_weight_bytes;
     add_step(p, index, unit->is_clean ? NEAP_ACTION_DROP : NEAP_ACTION_TO_STORAGE,
              unit->release_bytes);
 }
@@ -147,17 +155,19 @@ static void evict_chunk(plan *p, bool to_memory) {
 
 /* Whether decoding one chunk more would end no later than reading one more. */
 static bool memory_ends_first(const plan *p) {
-    size_t dropped = p->weights_total - p->n_weights;
     double decode_s = (double)(p->kv_memory + 1) * p->decode_kv_s;
-    double read_s = (double)(p->kv_storage + 1) * p->read_kv_s + (double)dropped * p->read_weight_s;
+    double read_s =
+        (double)(p->kv_storage + 1) * p->read_kv_s + p->weights_dropped * p->read_weight_s;
     return decode_s <= read_s;
 }
 
 /* Whether the next weight unit still lacks chunks evicted in KVandW to be paired with. */
 static bool lacks_chunks(const plan *p) {
     size_t first = p->kv_total < p->threshold ? p->kv_total : p->threshold;
-    size_t chunks = first - p->n_kv, dropped = p->weights_total - p->n_weights;
-    return chunks < p->per_layer * (dropped + 1);
+    const neap_policy_unit *next = &p->input->units[p->weights->id];
+    double dropped = p->weights_dropped + (double)next->raw_bytes / p->mean_weight_bytes;
+    /* Sums of shares may come out just above a whole. */
+    return (double)(first - p->n_kv) < (double)p->per_layer * dropped * (1 - 1e-9);
 }
 
 /* Moves encoded chunks to storage: those of this plan and those of earlier ones, merged in order.

@@ -39,6 +39,7 @@ typedef struct neap_policy_input {
      * reads storage. With them Algorithm 1 goes on where the earlier call stopped; 0 starts anew.
      */
     size_t n_weights_evicted, n_kv_on_storage;
+    uint64_t weight_bytes_evicted;
 } neap_policy_input;
 
 typedef struct neap_step {

@@ -424,6 +424,10 @@ void neap_pool_finish(neap_pool *pool, neap_unit *unit, int err, uint64_t began_
     } else {
         counters->restores++;
         counters->bytes_restored[neap_unit_path(unit)] += neap_unit_size(unit).evictable;
+        counters->bytes_committed += neap_unit_gone_bytes(unit);
+        if (neap_unit_path(unit) == NEAP_PATH_STORAGE)
+            counters->bytes_read +=
+                unit->is_kv ? neap_unit_stored_bytes(unit) : neap_unit_gone_bytes(unit);
         unit->to_rebuild = false;
         /* A copy in memory would take what the eviction gave; one on storage makes the unit clean.
          */

@@ -137,6 +137,7 @@ typedef struct neap_unit {
 
 typedef struct neap_pool_counters {
     uint64_t restores, bytes_restored[NEAP_N_PATHS], errors;
+    uint64_t bytes_read, bytes_committed; /* by restores: from storage, as they lie; of pages */
     uint64_t encoded_bytes, encoded_from_bytes; /* what the codec made of how much */
     /* Since a request began: start and end of restores (0: none), all and of each path, and the
      * time that threads committed pages, summed. */

@@ -149,10 +149,12 @@ static void apply(model *m, neap_step step) {
         unit->release_bytes = unit->encoded_bytes;
         return;
     }
-    if (unit->is_kv)
+    if (unit->is_kv) {
         m->input.n_kv_on_storage++;
-    else
+    } else {
         m->input.n_weights_evicted++;
+        m->input.weight_bytes_evicted += unit->raw_bytes;
+    }
     *unit = m->units[--m->input.n];
 }
 
@@ -191,6 +193,7 @@ static void make_ragged(model *m) {
     m->input.target_bytes = rnd(4) ? rnd(200000) : UINT64_MAX;
     m->input.memory_useful = rnd(4) != 0;
     m->input.n_weights_evicted = rnd(3) * rnd(5);
+    m->input.weight_bytes_evicted = m->input.n_weights_evicted * rnd(5000);
     m->input.n_kv_on_storage = rnd(3) * rnd(30);
     if (rnd(8) == 0) m->input.read_rate = 0;
     if (rnd(8) == 0) m->input.decode_rate = 0;

@@ -109,6 +109,25 @@ static void test_many_chunks(void) {
            "Mk1.4 Sk1.3 Mk1.2 Mk1.1 Mk1.0 Mk0.4 Dw1 Mk0.3 Mk0.2 Mk0.1 Mk0.0 Dw0 Ck1.4 Ck1.2");
 }
 
+/* Half of a mean weight unit is paired with half of its chunks, also when the half went earlier. */
+static void test_ragged_weights(void) {
+    model m = make_model(2, 4);
+    unit_of(&m, false, 1, 0)->raw_bytes = unit_of(&m, false, 1, 0)->release_bytes = 200;
+    unit_of(&m, false, 0, 0)->raw_bytes = unit_of(&m, false, 0, 0)->release_bytes = 600;
+    m.input.target_bytes = 8 * 50 + 800;
+    expect(&m, "hybrid", NEAP_STAGE_KVANDW,
+           "Mk1.3 Mk1.2 Dw1 Mk1.1 Mk1.0 Mk0.3 Mk0.2 Mk0.1 Mk0.0 Dw0");
+    unit_of(&m, false, 1, 0)->release_bytes = 0;
+    m.input.n_weights_evicted = 1;
+    m.input.weight_bytes_evicted = 200;
+    for (uint32_t c = 2; c < 4; c++) {
+        unit_of(&m, true, 1, c)->in_memory = true;
+        unit_of(&m, true, 1, c)->release_bytes = 50;
+    }
+    m.input.target_bytes = 6 * 50 + 600;
+    expect(&m, "hybrid", NEAP_STAGE_KVANDW, "Mk1.1 Mk1.0 Mk0.3 Mk0.2 Mk0.1 Mk0.0 Dw0");
+}
+
 /* 2 chunks, T = 12: KVandW from the start, then Wonly. */
 static void test_few_chunks(void) {
     model m = make_model(2, 1);
@@ -244,6 +263,7 @@ int main(void) {
     test_registry();
     test_lru();
     test_many_chunks();
+    test_ragged_weights();
     test_few_chunks();
     test_inverse_proportion();
     test_coded_on_storage();
