@@ -32,10 +32,14 @@ static double read_rate(const char *path) {
     neap_file_id id;
     double rate = 0;
     neap_read_range ranges[DEPTH];
-    char *buffer = aligned_alloc(NEAP_DIRECT_ALIGN, (size_t)PIECE * DEPTH);
-    if (!buffer || neap_file_open_read(path, &file) != 0) goto out;
+    const size_t size = (size_t)PIECE * DEPTH;
+    void *memory = NULL;
+    if (neap_vm_reserve(size, NEAP_HUGE_PAGE, &memory) != 0) goto out;
+    neap_vm_huge(memory, size, true);
+    char *buffer = memory;
+    if (neap_file_open_read(path, &file) != 0) goto out;
     if (neap_file_identity(file, &id) != 0 || neap_reader_create(DEPTH, &reader) != 0) goto out;
-    memset(buffer, 0, (size_t)PIECE * DEPTH);
+    memset(buffer, 0, size);
     uint64_t done = 0;
     const uint64_t end = id.size_bytes < READ_MAX ? id.size_bytes : READ_MAX;
     const uint64_t began = neap_clock_ns();
@@ -49,7 +53,7 @@ static double read_rate(const char *path) {
 out:
     neap_reader_free(reader);
     neap_file_close(file);
-    free(buffer);
+    if (memory) neap_vm_unmap(memory, size);
     return rate;
 }
 

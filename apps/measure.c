@@ -102,6 +102,7 @@ int neap_measure_reads(const neap_measure_plan *plan, neap_profile *profile) {
     void *buffer = NULL;
     int err = neap_vm_reserve(plan->file_bytes, HUGE, &buffer);
     if (err) return err;
+    neap_vm_huge(buffer, plan->file_bytes, true); /* what restores read into (pool/pool.c) */
     rig.buffer = buffer;
     err = neap_file_open_swap(plan->folder, &rig.file);
     if (!err) err = fill_file(&rig);

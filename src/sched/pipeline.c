@@ -1,7 +1,7 @@
 /* pipeline.c - see pipeline.h.
  *
- *   storage queue  u4 u5 u6 ...  --> two threads, a whole unit each: while one reads, the other
- *                                    commits the pages of the next
+ *   storage queue  u4 u5 u6 ...  --> four threads, a whole unit each: while some read, others
+ *                                    commit the pages of the next
  *   memory queue   u2 u3 ...     --> one thread that decodes, and whoever waits for a unit
  *
  * Queues are in order of need; a unit stands in the queue of the path that its copy lies on. What
@@ -21,7 +21,7 @@
 #include "err.h"
 #include "thread.h"
 
-enum { STORAGE_THREADS = 2, MEMORY_THREADS = 1, N_THREADS = STORAGE_THREADS + MEMORY_THREADS };
+enum { STORAGE_THREADS = 4, MEMORY_THREADS = 1, N_THREADS = STORAGE_THREADS + MEMORY_THREADS };
 enum { READER_DEPTH = 16 };
 enum { HELPERS = 8 };             /* most at a time */
 enum { RUN_MIN_BYTES = 1 << 20 }; /* shorter runs measure how fast threads wake */
