@@ -177,20 +177,12 @@ static void see_keys(neap_session *s, seen_layer *seen, const struct ggml_tensor
     if (layer->n_kv_heads == 0 || seen->k_elems % layer->n_kv_heads != 0) return;
     layer->k_head_dim = seen->k_elems / layer->n_kv_heads;
     if (!rope) return;
-    const int32_t *ints = rope->op_params;
-    const float *const floats = (const float *)(const void *)(ints + 5);
     const struct ggml_tensor *factors = rope->src[2];
-    const neap_rope turned = {.mode = ints[2],
-                              .n_dims = ints[1],
-                              .n_ctx_orig = ints[4],
-                              .freq_base = floats[0],
-                              .freq_scale = floats[1],
-                              .ext_factor = floats[2],
-                              .attn_factor = floats[3],
-                              .beta_fast = floats[4],
-                              .beta_slow = floats[5],
-                              .freq_factors = factors ? factors->data : NULL};
-    layer->rope_known = neap_rope_fold(&turned, layer->k_head_dim, &layer->rope) == 0;
+    int32_t offset;
+    const neap_kv_rope turned =
+        neap_rope_of_node(rope->op_params, factors ? factors->data : NULL, &offset);
+    layer->rope_known =
+        offset == 0 && neap_rope_fold(&turned, layer->k_head_dim, &layer->rope) == 0;
 }
 
 /* After the attention of a layer: its inputs, of f32 and in memory, as the CPU computes. */

@@ -191,12 +191,12 @@ typedef struct neap_kv_layout {
 NEAP_API int neap_kv_add(neap_engine *engine, const neap_kv_layout *layout, neap_kv **ret_kv);
 /* What the K of a cache is turned by: the parameters of ggml's ROPE. */
 typedef struct neap_kv_rope {
-    int32_t mode;   /* NORM 0, NEOX 2, by sections 8 or 40 */
+    int32_t mode;   /* NORM 0, NEOX 2, by sections (M-RoPE, which turns text as NEOX) 8 or 40 */
     int32_t n_dims; /* 0: keys are not turned */
     int32_t n_ctx_orig;
     float freq_base, freq_scale;
-    float ext_factor, attn_factor, beta_fast, beta_slow;
-    const float *freq_factors; /* [n_dims / 2]; NULL: all 1 */
+    float ext_factor, attn_factor, beta_fast, beta_slow; /* YaRN */
+    const float *freq_factors;                           /* [n_dims / 2]; NULL: all 1 */
 } neap_kv_rope;
 /* Codec lowram needs it, and the elements of a head's K; caches of which it does not know are q8's.
  * The first call counts. Fails: -ENOTSUP (a mode or a size that is not known); -ENOMEM. */

@@ -3,26 +3,27 @@
 
 #include <errno.h>
 #include <math.h>
+#include <string.h>
 
 /* Modes of ggml. */
 enum { MODE_NORM = 0, MODE_NEOX = 2, MODE_MROPE = 8, MODE_IMROPE = 40 };
 #define PI 3.14159265358979323846
 
 /* The pair whose wavelength fits n_turns times into the context of the training. */
-static double pair_of(const neap_rope *rope, double n_turns) {
+static double pair_of(const neap_kv_rope *rope, double n_turns) {
     return rope->n_dims * log(rope->n_ctx_orig / (n_turns * 2 * PI)) /
            (2 * log((double)rope->freq_base));
 }
 
 /* YaRN: 1 for pairs that turn fast and keep their angle, 0 for those that are stretched. */
-static double keep_share(const neap_rope *rope, int pair) {
+static double keep_share(const neap_kv_rope *rope, int pair) {
     const double low = fmax(0, floor(pair_of(rope, rope->beta_fast)));
     const double high = fmin(rope->n_dims - 1, ceil(pair_of(rope, rope->beta_slow)));
     const double y = (pair - low) / fmax(0.001, high - low);
     return 1 - fmin(1, fmax(0, y));
 }
 
-static int is_valid(const neap_rope *rope, uint32_t head_dim) {
+static int is_valid(const neap_kv_rope *rope, uint32_t head_dim) {
     const int is_known = rope->mode == MODE_NORM || rope->mode == MODE_NEOX ||
                          rope->mode == MODE_MROPE || rope->mode == MODE_IMROPE;
     return is_known && rope->n_dims > 0 && rope->n_dims % 2 == 0 &&
@@ -32,7 +33,24 @@ static int is_valid(const neap_rope *rope, uint32_t head_dim) {
             (rope->n_ctx_orig > 0 && rope->beta_fast > 0 && rope->beta_slow > 0));
 }
 
-int neap_rope_fold(const neap_rope *rope, uint32_t head_dim, neap_klt_rope *ret_rope) {
+neap_kv_rope neap_rope_of_node(const int32_t *op_params, const float *freq_factors,
+                               int32_t *ret_offset) {
+    float floats[6];
+    memcpy(floats, op_params + 5, sizeof floats);
+    *ret_offset = op_params[15];
+    return (neap_kv_rope){.mode = op_params[2],
+                          .n_dims = op_params[1],
+                          .n_ctx_orig = op_params[4],
+                          .freq_base = floats[0],
+                          .freq_scale = floats[1],
+                          .ext_factor = floats[2],
+                          .attn_factor = floats[3],
+                          .beta_fast = floats[4],
+                          .beta_slow = floats[5],
+                          .freq_factors = freq_factors};
+}
+
+int neap_rope_fold(const neap_kv_rope *rope, uint32_t head_dim, neap_klt_rope *ret_rope) {
     neap_klt_rope folded = {.mode = NEAP_KLT_ROPE_NONE, .magnitude = 1};
     if (rope->n_dims != 0) {
         if (!is_valid(rope, head_dim)) return -ENOTSUP;

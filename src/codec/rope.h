@@ -5,20 +5,17 @@
 #define NEAP_CODEC_ROPE_H
 
 #include "klt.h"
+#include "neap.h"
 
-/* What ggml's ROPE is given. */
-typedef struct neap_rope {
-    int32_t mode;   /* bit 1: NEOX; bit 3: by sections (M-RoPE), which turn text as NEOX does */
-    int32_t n_dims; /* 0: keys are not turned */
-    int32_t n_ctx_orig;
-    float freq_base, freq_scale;
-    float ext_factor, attn_factor, beta_fast, beta_slow; /* YaRN */
-    const float *freq_factors;                           /* [n_dims / 2]; NULL: all 1 */
-} neap_rope;
+/* Reads what ggml's ROPE is given off its node: the operation's parameters, and the data of the
+ * third source (NULL: it has none). *ret_offset: the element of a head from which on it is turned;
+ * only 0 can be folded. */
+neap_kv_rope neap_rope_of_node(const int32_t *op_params, const float *freq_factors,
+                               int32_t *ret_offset);
 
 /* The same as angles for each position. Between the two lies only f32 rounding: ggml multiplies
  * from pair to pair. Fails: -ENOTSUP (a mode or a size that is not known). */
-int neap_rope_fold(const neap_rope *rope, uint32_t head_dim, neap_klt_rope *ret_rope);
+int neap_rope_fold(const neap_kv_rope *rope, uint32_t head_dim, neap_klt_rope *ret_rope);
 
 /* Cosine and sine of each pair at a position, without the magnitude: table[n_dims]. */
 void neap_rope_table(const neap_klt_rope *rope, int32_t position, float *table);

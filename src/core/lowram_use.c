@@ -92,19 +92,9 @@ void neap_lowram_unload(neap_engine *engine) {
 }
 
 int neap_kv_set_rope(neap_kv *kv, uint32_t k_head_dim, const neap_kv_rope *rope) {
-    const neap_rope turn = {.mode = rope->mode,
-                            .n_dims = rope->n_dims,
-                            .n_ctx_orig = rope->n_ctx_orig,
-                            .freq_base = rope->freq_base,
-                            .freq_scale = rope->freq_scale,
-                            .ext_factor = rope->ext_factor,
-                            .attn_factor = rope->attn_factor,
-                            .beta_fast = rope->beta_fast,
-                            .beta_slow = rope->beta_slow,
-                            .freq_factors = rope->freq_factors};
     neap_klt_rope *folded = malloc(sizeof *folded);
     if (!folded) return -ENOMEM;
-    int err = neap_rope_fold(&turn, k_head_dim, folded);
+    int err = neap_rope_fold(rope, k_head_dim, folded);
     pthread_mutex_lock(&kv->pool->lock);
     if (!err && !kv->rope) {
         kv->rope = folded;

@@ -17,6 +17,7 @@
 #include "file.h"
 #include "ggml-impl.h"
 #include "plugin_int.h"
+#include "rope.h"
 
 static FILE *out; /* NULL: off */
 
@@ -220,19 +221,17 @@ static float *plain_weight(const struct ggml_tensor *w) {
 /* ---- records ---- */
 
 static void read_rope(const struct ggml_tensor *rope, neap_capture_layer *layer) {
-    const int32_t *ints = rope->op_params;
-    const float *const floats = (const float *)(const void *)(ints + 5);
-    layer->rope_dims = ints[1];
-    layer->rope_mode = ints[2];
-    layer->n_ctx_orig = ints[4];
-    layer->freq_base = floats[0];
-    layer->freq_scale = floats[1];
-    layer->ext_factor = floats[2];
-    layer->attn_factor = floats[3];
-    layer->beta_fast = floats[4];
-    layer->beta_slow = floats[5];
-    layer->rope_offset = ints[15];
-    layer->n_freq_factors = rope->src[2] != NULL ? (uint32_t)(ints[1] / 2) : 0;
+    const neap_kv_rope params = neap_rope_of_node(rope->op_params, NULL, &layer->rope_offset);
+    layer->rope_dims = params.n_dims;
+    layer->rope_mode = params.mode;
+    layer->n_ctx_orig = params.n_ctx_orig;
+    layer->freq_base = params.freq_base;
+    layer->freq_scale = params.freq_scale;
+    layer->ext_factor = params.ext_factor;
+    layer->attn_factor = params.attn_factor;
+    layer->beta_fast = params.beta_fast;
+    layer->beta_slow = params.beta_slow;
+    layer->n_freq_factors = rope->src[2] != NULL ? (uint32_t)(params.n_dims / 2) : 0;
 }
 
 static void put_layer(const struct ggml_cgraph *graph, int at, neap_layer_cache *cache,

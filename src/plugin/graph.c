@@ -24,6 +24,7 @@
 #include "err.h"
 #include "ggml-impl.h"
 #include "plugin_int.h"
+#include "rope.h"
 
 enum {
     REQUEST_GAP_NS = 50 * 1000 * 1000, /* a graph after such a pause begins a request */
@@ -144,22 +145,13 @@ const struct ggml_tensor *neap_rope_before(const struct ggml_tensor *tensor) {
 
 /* What K is turned by, from the first node that shows it. */
 static void tell_rope(neap_cache *cache, const struct ggml_tensor *rope) {
-    const int32_t *ints = rope->op_params;
-    const float *const floats = (const float *)(const void *)(ints + 5);
     const struct ggml_tensor *factors = rope->src[2];
-    const neap_kv_rope params = {.mode = ints[2],
-                                 .n_dims = ints[1],
-                                 .n_ctx_orig = ints[4],
-                                 .freq_base = floats[0],
-                                 .freq_scale = floats[1],
-                                 .ext_factor = floats[2],
-                                 .attn_factor = floats[3],
-                                 .beta_fast = floats[4],
-                                 .beta_slow = floats[5],
-                                 .freq_factors = factors != NULL ? factors->data : NULL};
+    int32_t offset;
+    const neap_kv_rope params =
+        neap_rope_of_node(rope->op_params, factors != NULL ? factors->data : NULL, &offset);
     cache->owner->told_rope = true;
     /* An offset, and rows that RoPE has seen a part of, are not known: q8 codes such a cache. */
-    if (ints[15] == 0 && rope->ne[0] * rope->ne[1] == cache->tensor->ne[0] &&
+    if (offset == 0 && rope->ne[0] * rope->ne[1] == cache->tensor->ne[0] &&
         neap_kv_set_rope(cache->owner->kv, (uint32_t)rope->ne[0], &params) != 0) {
         neap_log(NEAP_LOG_INFO, "layer %d: a RoPE that no codec knows", cache->owner->layer);
     }

@@ -54,16 +54,16 @@ static bool shape_is_good(const neap_capture_layer *s) {
 
 static int fold_rope(neap_train_layer *layer) {
     const neap_capture_layer *s = &layer->shape;
-    const neap_rope rope = {.mode = s->rope_mode,
-                            .n_dims = s->rope_dims,
-                            .n_ctx_orig = s->n_ctx_orig,
-                            .freq_base = s->freq_base,
-                            .freq_scale = s->freq_scale,
-                            .ext_factor = s->ext_factor,
-                            .attn_factor = s->attn_factor,
-                            .beta_fast = s->beta_fast,
-                            .beta_slow = s->beta_slow,
-                            .freq_factors = s->n_freq_factors ? layer->freq_factors : NULL};
+    const neap_kv_rope rope = {.mode = s->rope_mode,
+                               .n_dims = s->rope_dims,
+                               .n_ctx_orig = s->n_ctx_orig,
+                               .freq_base = s->freq_base,
+                               .freq_scale = s->freq_scale,
+                               .ext_factor = s->ext_factor,
+                               .attn_factor = s->attn_factor,
+                               .beta_fast = s->beta_fast,
+                               .beta_slow = s->beta_slow,
+                               .freq_factors = s->n_freq_factors ? layer->freq_factors : NULL};
     if (s->rope_dims && s->rope_offset) return -ENOTSUP;
     return neap_rope_fold(&rope, s->head_k, &layer->rope);
 }

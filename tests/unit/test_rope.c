@@ -9,7 +9,7 @@
 enum { HEAD = 64 };
 
 /* What ggml's CPU backend does, step by step in f32; a plain copy of its formulas. */
-static void turn(const neap_rope *r, int32_t position, float *head) {
+static void turn(const neap_kv_rope *r, int32_t position, float *head) {
     const float step = powf(r->freq_base, -2.0f / (float)r->n_dims);
     const float turns[2] = {r->beta_fast, r->beta_slow};
     float ends[2] = {0, 0}, angle = (float)position;
@@ -41,7 +41,7 @@ static float inner(const float *a, const float *b) {
     return sum;
 }
 
-static void undo(const neap_rope *r, int32_t position, float limit) {
+static void undo(const neap_kv_rope *r, int32_t position, float limit) {
     float head[HEAD], was[HEAD], query[HEAD], table[HEAD];
     neap_klt_rope folded;
     CHECK(neap_rope_fold(r, HEAD, &folded) == 0);
@@ -64,14 +64,28 @@ static void undo(const neap_rope *r, int32_t position, float limit) {
     CHECK(fabsf(inner(query, was) - score) < 8 * limit);
 }
 
+/* Words of a node that ggml wrote: ggml_rope_ext's arguments, in its order. */
+static void test_node(void) {
+    const float floats[] = {500000, 0.25f, 1, 0.7f, 32, 1}, factors[HEAD / 2] = {0};
+    int32_t params[16] = {0, 48, 2, 0, 4096}, offset = -1;
+    memcpy(params + 5, floats, sizeof floats);
+    const neap_kv_rope r = neap_rope_of_node(params, factors, &offset);
+    CHECK(r.n_dims == 48 && r.mode == 2 && r.n_ctx_orig == 4096 && r.freq_base == 500000);
+    CHECK(r.freq_scale == 0.25f && r.ext_factor == 1 && r.attn_factor == 0.7f);
+    CHECK(r.beta_fast == 32 && r.beta_slow == 1 && r.freq_factors == factors && offset == 0);
+    params[15] = 8;
+    CHECK(neap_rope_of_node(params, NULL, &offset).freq_factors == NULL && offset == 8);
+}
+
 int main(void) {
     float factors[HEAD / 2];
     for (int i = 0; i < HEAD / 2; i++)
         factors[i] = 1 + (float)i / 4;
-    const neap_rope plain = {.n_dims = HEAD, .freq_base = 10000, .freq_scale = 1, .attn_factor = 1};
+    const neap_kv_rope plain = {
+        .n_dims = HEAD, .freq_base = 10000, .freq_scale = 1, .attn_factor = 1};
     const int32_t modes[] = {0, 2, 8, 40};
     for (int m = 0; m < 4; m++) {
-        neap_rope r = plain;
+        neap_kv_rope r = plain;
         r.mode = modes[m];
         undo(&r, 0, 1e-6f);
         undo(&r, 1, 1e-5f);
@@ -93,11 +107,11 @@ int main(void) {
         r.attn_factor = 0.7f;
         undo(&r, 1000, 2e-3f);
     }
-    neap_rope none = {0};
+    neap_kv_rope none = {0};
     undo(&none, 77, 1e-6f);
 
     neap_klt_rope folded = {.magnitude = -1};
-    neap_rope bad = plain;
+    neap_kv_rope bad = plain;
     bad.mode = 24; /* of images */
     CHECK(neap_rope_fold(&bad, HEAD, &folded) == -ENOTSUP && folded.magnitude == -1);
     bad = plain;
@@ -105,5 +119,6 @@ int main(void) {
     CHECK(neap_rope_fold(&bad, HEAD, &folded) == -ENOTSUP);
     bad.n_dims = 7;
     CHECK(neap_rope_fold(&bad, HEAD, &folded) == -ENOTSUP);
+    test_node();
     return 0;
 }

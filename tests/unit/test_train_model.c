@@ -243,7 +243,7 @@ static void refusals(void) {
 
 int main(void) {
     neap_trainer *trainer;
-    const neap_rope rope = {
+    const neap_kv_rope rope = {
         .mode = 2, .n_dims = HEAD, .freq_base = 10000, .freq_scale = 1, .attn_factor = 1};
     CHECK(neap_rope_fold(&rope, HEAD, &turns) == 0);
     float *const mixed = &mix[0][0][0][0];

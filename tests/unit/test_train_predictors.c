@@ -222,7 +222,7 @@ static void refusals(void) {
 }
 
 int main(void) {
-    const neap_rope rope = {
+    const neap_kv_rope rope = {
         .mode = 2, .n_dims = HEAD, .freq_base = 10000, .freq_scale = 1, .attn_factor = 1};
     CHECK(neap_rope_fold(&rope, HEAD, &turns) == 0);
     neap_value_normal(1000, 0.3f, sizeof w_k / sizeof(float), &w_k[0][0][0]);
