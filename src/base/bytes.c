@@ -1,4 +1,4 @@
-/* bytes.c - checksums (XXH3) and sizes as text. */
+/* bytes.c - checksums (XXH3), how files begin, and sizes as text. */
 #include "bytes.h"
 
 #include <ctype.h>
@@ -39,6 +39,35 @@ uint64_t neap_sum_value(const neap_sum *sum) {
 
 void neap_sum_free(neap_sum *sum) {
     if (sum) XXH3_freeState(sum_state(sum));
+}
+
+int neap_checksum_verify(const void *bytes, size_t len, size_t sum_at) {
+    const uint8_t *const first = bytes;
+    const uint64_t zero = 0;
+    uint64_t said;
+    neap_sum *sum = neap_sum_create();
+    if (!sum) return -ENOMEM;
+    memcpy(&said, first + sum_at, sizeof said);
+    neap_sum_feed(sum, first, sum_at);
+    neap_sum_feed(sum, &zero, sizeof zero);
+    neap_sum_feed(sum, first + sum_at + sizeof zero, len - sum_at - sizeof zero);
+    const bool is_good = neap_sum_value(sum) == said;
+    neap_sum_free(sum);
+    return is_good ? 0 : NEAP_E_CORRUPT;
+}
+
+neap_head_fault neap_head_check(const void *bytes, size_t len, size_t header_len,
+                                const char magic[8], uint32_t version) {
+    struct {
+        char magic[8];
+        uint32_t version, own;
+        uint64_t len;
+    } head;
+    if (len < header_len || len < sizeof head) return NEAP_HEAD_MAGIC;
+    memcpy(&head, bytes, sizeof head);
+    if (memcmp(head.magic, magic, sizeof head.magic) != 0) return NEAP_HEAD_MAGIC;
+    if (head.version != version) return NEAP_HEAD_VERSION;
+    return head.len == len ? NEAP_HEAD_GOOD : NEAP_HEAD_LENGTH;
 }
 
 /* A decimal number without sign or exponent, kept exact. */

@@ -500,24 +500,16 @@ static int make_room(neap_klt_model *model) {
 
 static int check_header(const uint8_t *bytes, size_t len, uint64_t digest, const char *name,
                         header *head) {
-    if (len < sizeof *head) return refuse(name, NEAP_E_VERSION, "not a klt model");
-    memcpy(head, bytes, sizeof *head);
-    if (memcmp(head->magic, magic, sizeof magic) != 0)
-        return refuse(name, NEAP_E_VERSION, "not a klt model");
-    if (head->version != VERSION)
+    const neap_head_fault fault = neap_head_check(bytes, len, sizeof *head, magic, VERSION);
+    if (fault == NEAP_HEAD_MAGIC) return refuse(name, NEAP_E_VERSION, "not a klt model");
+    if (fault == NEAP_HEAD_VERSION)
         return refuse(name, NEAP_E_VERSION, "a klt model of another version");
+    memcpy(head, bytes, sizeof *head);
     const uint64_t directory = HEADER_BYTES + (uint64_t)head->n_sections * ENTRY_BYTES;
-    if (head->file_bytes != len || directory > len)
-        return refuse(name, NEAP_E_CORRUPT, "damaged: its length");
-    neap_sum *sum = neap_sum_create();
-    if (!sum) return -ENOMEM;
-    header unsigned_head = *head;
-    unsigned_head.id = 0;
-    neap_sum_feed(sum, &unsigned_head, sizeof unsigned_head);
-    neap_sum_feed(sum, bytes + sizeof *head, directory - sizeof *head);
-    const bool good = neap_sum_value(sum) == head->id;
-    neap_sum_free(sum);
-    if (!good) return refuse(name, NEAP_E_CORRUPT, "damaged: the checksum of its directory");
+    if (fault || directory > len) return refuse(name, NEAP_E_CORRUPT, "damaged: its length");
+    const int err = neap_checksum_verify(bytes, directory, offsetof(header, id));
+    if (err == NEAP_E_CORRUPT) return refuse(name, err, "damaged: the checksum of its directory");
+    if (err) return err;
     if (head->digest != digest) {
         neap_log(NEAP_LOG_ERROR,
                  "klt model %s refused: made for another GGUF, %.63s (%016llx, not %016llx)", name,

@@ -242,20 +242,14 @@ static const char *get_layers(neap_learned *l) {
     return NULL;
 }
 
-static const char *check_header(const neap_learned *l, size_t len) {
-    header head = l->head;
-    if (head.file_bytes != len) return "its length";
-    if (head.n_layers == 0 || head.n_layers > NEAP_LEARNED_LAYERS ||
-        len < HEADER_BYTES + (uint64_t)LAYER_BYTES * head.n_layers)
+static const char *check_header(const header *head, size_t len) {
+    if (head->n_layers == 0 || head->n_layers > NEAP_LEARNED_LAYERS ||
+        len < HEADER_BYTES + (uint64_t)LAYER_BYTES * head->n_layers)
         return "the number of layers";
-    if (head.has_net > 1 || head.zero || head.name[sizeof head.name - 1]) return "the header";
-    for (size_t i = 0; i < sizeof head.zeros / sizeof *head.zeros; i++)
-        if (head.zeros[i]) return "the header";
-    head.checksum = 0;
-    memcpy(l->bytes, &head, sizeof head);
-    const uint64_t found = neap_checksum(l->bytes, len);
-    memcpy(l->bytes, &l->head, sizeof head);
-    return found == l->head.checksum ? NULL : "the checksum";
+    if (head->has_net > 1 || head->zero || head->name[sizeof head->name - 1]) return "the header";
+    for (size_t i = 0; i < sizeof head->zeros / sizeof *head->zeros; i++)
+        if (head->zeros[i]) return "the header";
+    return NULL;
 }
 
 static int refuse(neap_learned *l, const char *name, const char *why, int err) {
@@ -266,17 +260,21 @@ static int refuse(neap_learned *l, const char *name, const char *why, int err) {
 
 int neap_learned_parse(const void *bytes, size_t len, const char *name, uint64_t digest,
                        neap_learned **ret_learned) {
-    if (len < HEADER_BYTES || memcmp(bytes, magic, sizeof magic) != 0)
+    const neap_head_fault fault = neap_head_check(bytes, len, HEADER_BYTES, magic, VERSION);
+    if (fault == NEAP_HEAD_MAGIC)
         return refuse(NULL, name, "not a file of learned starts", NEAP_E_CORRUPT);
+    if (fault == NEAP_HEAD_VERSION)
+        return refuse(NULL, name, "it is of another version of neap", NEAP_E_VERSION);
+    if (fault) return refuse(NULL, name, "its length", NEAP_E_CORRUPT);
+    const int err = neap_checksum_verify(bytes, len, offsetof(header, checksum));
+    if (err) return refuse(NULL, name, err == NEAP_E_CORRUPT ? "the checksum" : NULL, err);
     neap_learned *l = calloc(1, sizeof *l);
     if (!l) return -ENOMEM;
     memcpy(&l->head, bytes, sizeof l->head);
-    if (l->head.version != VERSION)
-        return refuse(l, name, "it is of another version of neap", NEAP_E_VERSION);
     l->bytes = malloc(len);
     if (!l->bytes) return refuse(l, name, NULL, -ENOMEM);
     memcpy(l->bytes, bytes, len);
-    const char *wrong = check_header(l, len);
+    const char *wrong = check_header(&l->head, len);
     if (!wrong) {
         l->layers = calloc(l->head.n_layers, sizeof *l->layers);
         l->begin = calloc(l->head.n_layers, sizeof *l->begin);

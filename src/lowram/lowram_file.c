@@ -266,22 +266,14 @@ static int refuse(int err, const char *why) {
 }
 
 static int check_header(const void *bytes, size_t len, header *ret_head) {
-    if (len < sizeof *ret_head) return refuse(NEAP_E_VERSION, "not a fit");
+    const neap_head_fault fault = neap_head_check(bytes, len, sizeof *ret_head, magic, VERSION);
+    if (fault == NEAP_HEAD_MAGIC) return refuse(NEAP_E_VERSION, "not a fit");
+    if (fault == NEAP_HEAD_VERSION) return refuse(NEAP_E_VERSION, "it is of another version");
     memcpy(ret_head, bytes, sizeof *ret_head);
-    if (memcmp(ret_head->magic, magic, sizeof magic) != 0)
-        return refuse(NEAP_E_VERSION, "not a fit");
-    if (ret_head->version != VERSION) return refuse(NEAP_E_VERSION, "it is of another version");
-    if (ret_head->bytes != len || ret_head->n_groups < 1 || ret_head->n_groups > NEAP_LOWRAM_GROUPS)
+    if (fault || ret_head->n_groups < 1 || ret_head->n_groups > NEAP_LOWRAM_GROUPS)
         return refuse(NEAP_E_CORRUPT, "its size");
-    neap_sum *sum = neap_sum_create();
-    if (!sum) return -ENOMEM;
-    header without = *ret_head;
-    without.id = 0;
-    neap_sum_feed(sum, &without, sizeof without);
-    neap_sum_feed(sum, (const uint8_t *)bytes + sizeof without, len - sizeof without);
-    const bool is_good = neap_sum_value(sum) == ret_head->id;
-    neap_sum_free(sum);
-    return is_good ? 0 : refuse(NEAP_E_CORRUPT, "its checksum");
+    const int err = neap_checksum_verify(bytes, len, offsetof(header, id));
+    return err == NEAP_E_CORRUPT ? refuse(err, "its checksum") : err;
 }
 
 /* What is kept of the arrays, now that they are complete. */

@@ -103,6 +103,34 @@ static void test_checksum(void) {
     CHECK(neap_checksum(bytes, sizeof bytes) != whole);
 }
 
+static void test_head(void) {
+    struct {
+        char magic[8];
+        uint32_t version, own;
+        uint64_t len, sum;
+        char rest[40];
+    } file = {.magic = "NEAPTST", .version = 3, .own = 9, .len = sizeof file, .rest = "something"};
+    enum { SUM_AT = 24, HEADER = 32 };
+    const size_t len = sizeof file;
+    file.sum = neap_checksum(&file, len);
+    CHECK(neap_head_check(&file, len, HEADER, "NEAPTST", 3) == NEAP_HEAD_GOOD);
+    CHECK(neap_checksum_verify(&file, len, SUM_AT) == 0);
+    CHECK(neap_checksum_verify(&file, len - 1, SUM_AT) == NEAP_E_CORRUPT);
+    for (size_t at = 0; at < len; at++) {
+        ((char *)&file)[at] ^= 4;
+        CHECK(neap_checksum_verify(&file, len, SUM_AT) == NEAP_E_CORRUPT);
+        CHECK(neap_head_check(&file, len, HEADER, "NEAPTST", 3) == (at < 8    ? NEAP_HEAD_MAGIC
+                                                                    : at < 12 ? NEAP_HEAD_VERSION
+                                                                    : at < 16 || at >= 24
+                                                                        ? NEAP_HEAD_GOOD
+                                                                        : NEAP_HEAD_LENGTH));
+        ((char *)&file)[at] ^= 4;
+    }
+    CHECK(neap_head_check(&file, len - 1, HEADER, "NEAPTST", 3) == NEAP_HEAD_LENGTH);
+    CHECK(neap_head_check(&file, HEADER - 1, HEADER, "NEAPTST", 3) == NEAP_HEAD_MAGIC);
+    CHECK(neap_head_check(&file, 0, HEADER, "NEAPTST", 3) == NEAP_HEAD_MAGIC);
+}
+
 static void test_strerror(void) {
     for (int err = NEAP_E_CORRUPT; err >= NEAP_E_UNKNOWN; err--) {
         CHECK(strcmp(neap_strerror(err), "unknown error") != 0);
@@ -156,6 +184,7 @@ int main(void) {
     test_size_refused();
     test_size_format();
     test_checksum();
+    test_head();
     test_strerror();
     test_log();
     test_fault();
