@@ -112,6 +112,7 @@ int neap_kv_set_rope(neap_kv *kv, uint32_t k_head_dim, const neap_kv_rope *rope)
 typedef struct source {
     uint32_t n_layers, n_cells, n_streams;
     uint32_t stream, n_rows;
+    uint32_t n_tokens;        /* in use from the first on, those after the whole chunks too */
     neap_kv *kvs[LAYERS_MAX]; /* by layer */
     neap_lowram_layer layers[LAYERS_MAX];
     neap_klt_plane k[LAYERS_MAX], v[LAYERS_MAX];
@@ -149,16 +150,20 @@ static void find_layers(const neap_pool *pool, const void *region, source *src) 
     src->n_streams = src->n_layers ? src->kvs[0]->layout.n_streams : 0;
 }
 
-/* Whole chunks of a stream from its first on that are there in all layers. [L] */
+/* Whole chunks of a stream from its first on that are there in all layers; and the cells in use of
+ * the one after them. [L] */
 static uint32_t rows_there(const neap_pool *pool, const source *src, uint32_t stream,
-                           bool *ret_has_new) {
+                           bool *ret_has_new, uint32_t *ret_rest) {
     uint32_t chunk = 0;
     *ret_has_new = false;
+    *ret_rest = 0;
     for (; (chunk + 1) * NEAP_CHUNK_CELLS <= src->n_cells; chunk++)
         for (uint32_t l = 0; l < src->n_layers; l++) {
             const neap_unit *unit = neap_pool_unit(pool, neap_kv_unit(src->kvs[l], stream, chunk));
-            if (neap_unit_state_of(unit) != NEAP_UNIT_RESIDENT || unit->used < NEAP_CHUNK_CELLS)
+            if (neap_unit_state_of(unit) != NEAP_UNIT_RESIDENT || unit->used < NEAP_CHUNK_CELLS) {
+                *ret_rest = unit->used;
                 return chunk * NEAP_CHUNK_CELLS;
+            }
             *ret_has_new = *ret_has_new || (!unit->swap && !unit->keeps_codec);
         }
     return chunk * NEAP_CHUNK_CELLS;
@@ -170,9 +175,11 @@ static bool find_source(const neap_pool *pool, const void *region, source *src) 
     find_layers(pool, region, src);
     for (uint32_t s = 0; s < src->n_streams; s++) {
         bool has_new;
-        const uint32_t n_rows = rows_there(pool, src, s, &has_new);
+        uint32_t rest;
+        const uint32_t n_rows = rows_there(pool, src, s, &has_new, &rest);
         if (!has_new || n_rows <= src->n_rows) continue;
         src->n_rows = n_rows;
+        src->n_tokens = n_rows + rest;
         src->stream = s;
     }
     for (uint32_t l = 0; l < src->n_layers; l++) {
@@ -189,6 +196,15 @@ static bool find_source(const neap_pool *pool, const void *region, source *src) 
         src->v[l] = (neap_klt_plane){(char *)v->base + first * v->row_bytes, v->row_bytes};
     }
     return src->n_rows > 0;
+}
+
+static void tell_too_short(const neap_engine *engine, const neap_lowram_options *options,
+                           const source *src, char *text, size_t cap) {
+    const uint32_t needed = engine->lowram->rows_needed(options, src->layers, src->n_layers);
+    char more[48] = "";
+    if (needed > src->n_rows) snprintf(more, sizeof more, ", which needs %u", needed);
+    snprintf(text, cap, "q8 instead: a context of %u tokens is too short for ratio %g%s",
+             src->n_tokens, engine->lowram_ratio, more);
 }
 
 static void fit(neap_engine *engine, const void *region, const source *src) {
@@ -212,8 +228,7 @@ static void fit(neap_engine *engine, const void *region, const source *src) {
         if (err) neap_klt_model_close(model);
     }
     if (err == NEAP_E_BUDGET)
-        snprintf(text, sizeof text, "q8 instead: a context of %u cells is too short for ratio %g",
-                 src->n_rows, engine->lowram_ratio);
+        tell_too_short(engine, &options, src, text, sizeof text);
     else if (err)
         snprintf(text, sizeof text, "q8 instead: no fit of %u cells: %s", src->n_rows,
                  neap_strerror(err));

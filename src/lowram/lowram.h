@@ -117,6 +117,10 @@ typedef struct neap_lowram_budget {
 int neap_lowram_plan(const neap_lowram_options *options, const neap_lowram_layer *layer,
                      uint32_t n_layers, uint32_t n_rows, neap_lowram_budget *ret_budget);
 
+/* The fewest rows, in whole chunks, of a context that all layers can be planned for; 0: none. */
+uint32_t neap_lowram_rows_needed(const neap_lowram_options *options,
+                                 const neap_lowram_layer *layers, uint32_t n_layers);
+
 /* ---- the fit ---- */
 
 typedef struct neap_lowram neap_lowram;

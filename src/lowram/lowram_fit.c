@@ -9,7 +9,7 @@
 #include "neap.h"
 #include "subspace.h"
 
-enum { ROWS = NEAP_LOWRAM_ROWS, MEASURED_CHUNKS = 16 };
+enum { ROWS = NEAP_LOWRAM_ROWS, MEASURED_CHUNKS = 16, CHUNKS_MAX = 1 << 14 };
 
 /* The rows that a fit of one group looks at: whole chunks, evenly spread. */
 typedef struct group_view {
@@ -287,6 +287,34 @@ static uint32_t layers_together(const neap_lowram_options *options, const neap_l
            layers[n].k_head_dim == layers->k_head_dim && layers[n].v_head_dim == layers->v_head_dim)
         n++;
     return n;
+}
+
+static bool has_plan(const neap_lowram_options *options, const neap_lowram_layer *layers,
+                     uint32_t n_layers, uint32_t n_rows) {
+    for (uint32_t l = 0, n; l < n_layers; l += n) {
+        neap_lowram_part part;
+        neap_lowram_budget budget;
+        n = layers_together(options, layers + l, n_layers - l);
+        if (neap_lowram_part_plan(options, layers + l, n, n_rows, &part, &budget) != 0)
+            return false;
+    }
+    return true;
+}
+
+uint32_t neap_lowram_rows_needed(const neap_lowram_options *options,
+                                 const neap_lowram_layer *layers, uint32_t n_layers) {
+    /* What a context costs whatever its rows weighs less and less: more rows never spoil a plan. */
+    uint32_t too_few = 0, enough = 1;
+    while (enough <= CHUNKS_MAX && !has_plan(options, layers, n_layers, enough * ROWS)) {
+        too_few = enough;
+        enough *= 2;
+    }
+    if (enough > CHUNKS_MAX) return 0;
+    while (enough - too_few > 1) {
+        const uint32_t middle = too_few + (enough - too_few) / 2;
+        *(has_plan(options, layers, n_layers, middle * ROWS) ? &enough : &too_few) = middle;
+    }
+    return enough * ROWS;
 }
 
 int neap_lowram_fit(const neap_lowram_options *options, const neap_lowram_layer *layers,

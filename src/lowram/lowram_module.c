@@ -118,5 +118,5 @@ static void open_module(void (*log)(int level, const char *line, void *ctx), voi
     openblas_set_num_threads(1);
 }
 
-NEAP_API const neap_lowram_module neap_lowram_entry = {NEAP_VERSION, open_module,
-                                                       neap_lowram_defaults, make};
+NEAP_API const neap_lowram_module neap_lowram_entry = {
+    NEAP_VERSION, open_module, neap_lowram_defaults, neap_lowram_rows_needed, make};

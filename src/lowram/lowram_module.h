@@ -15,6 +15,8 @@ typedef struct neap_lowram_module {
     /* Once, first: where the log goes; BLAS keeps to the caller's thread. */
     void (*open)(void (*log)(int level, const char *line, void *ctx), void *ctx);
     void (*defaults)(neap_lowram_options *ret_options, double ratio);
+    uint32_t (*rows_needed)(const neap_lowram_options *options, const neap_lowram_layer *layers,
+                            uint32_t n_layers);
     /* Fails: as neap_lowram_fit(). */
     int (*make)(const neap_lowram_options *options, const neap_lowram_layer *layers,
                 uint32_t n_layers, const neap_lowram_context *context, neap_klt_model **ret_model);

@@ -183,9 +183,18 @@ static void test_instead(void) {
     put(&w, &p, 0, 300);
     neap_stat stat = evict(&w);
     CHECK(strcmp(stat.codec, "q8") == 0 && stat.klt_chunks == 0);
-    CHECK(strstr(stat.codec_note, "q8 instead: a context of 256 cells is too short") != NULL);
+    const char *said = strstr(stat.codec_note, "q8 instead: a context of 300 tokens is too short");
+    unsigned needed = 0;
+    CHECK(said && sscanf(said, "%*[^,], which needs %u", &needed) == 1);
     restore(&w);
     stop(&w);
+    CHECK(needed % 256 == 0 && needed > 256 && needed <= CELLS);
+    for (uint32_t n = needed - 1; n <= needed; n++) {
+        start(&w, "lowram:8", true);
+        put(&w, &p, 0, n);
+        CHECK((evict(&w).klt_chunks > 0) == (n == needed));
+        stop(&w);
+    }
     start(&w, "lowram", false);
     put(&w, &p, 0, USED);
     stat = evict(&w);
