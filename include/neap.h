@@ -108,6 +108,10 @@ NEAP_API void neap_engine_set_model(neap_engine *engine, const char *model);
  * does - with kv klt the cache stays f16 -; neap_stat and the log say which, and why. With another
  * codec nothing happens. */
 NEAP_API void neap_use_gguf(neap_engine *engine, const char *path);
+/* The caches of the region are those of the model of this GGUF, with which neap_use_gguf was called
+ * before, maybe not as the last: for hosts with several models that learn late which one a cache
+ * belongs to. Nothing happens once klt has coded a chunk of the region. */
+NEAP_API void neap_region_use_gguf(neap_region *region, const char *path);
 
 /* ---- regions: reserved address space, committed when first written ---- */
 

@@ -68,6 +68,17 @@ void neap_use_gguf(neap_engine *engine, const char *path) {
         note(engine, true, found.name);
 }
 
+void neap_region_use_gguf(neap_region *region, const char *path) {
+    neap_engine *engine = region->engine;
+    uint64_t digest;
+    if (!engine->wants_klt || neap_model_digest(path, &digest) != 0) return;
+    pthread_mutex_lock(&engine->pool->lock);
+    const bool is_new = neap_pool_bind_klt(engine->pool, region, digest);
+    pthread_mutex_unlock(&engine->pool->lock);
+    if (is_new)
+        neap_log(NEAP_LOG_INFO, "klt: a context that was taken for another model's is %s's", path);
+}
+
 void neap_codec_stat(const neap_engine *engine, neap_stat *inout_stat) {
     const neap_pool *pool = engine->pool;
     uint32_t n_klt = 0, n_others = 0;

@@ -157,6 +157,24 @@ static void tell_rope(neap_cache *cache, const struct ggml_tensor *rope) {
     }
 }
 
+/* Which of several models a context belongs to shows in the weights that its cells are made with.
+ */
+static void tell_model(neap_buffer *caches, const struct ggml_tensor *rows) {
+    for (int depth = 0; rows != NULL && depth < 16 && !caches->told_model; depth++) {
+        for (int i = 0; i < GGML_MAX_SRC && !caches->told_model; i++) {
+            neap_buffer *buffer = rows->src[i] != NULL ? neap_buffer_of(rows->src[i]) : NULL;
+            const char *path = buffer != NULL && buffer->role == NEAP_ROLE_WEIGHTS
+                                   ? neap_weights_path(buffer)
+                                   : NULL;
+            if (path != NULL) {
+                neap_region_use_gguf(caches->region, path);
+                caches->told_model = true;
+            }
+        }
+        rows = rows->src[0];
+    }
+}
+
 /* Rows of a SET_ROWS into a cache, as runs of cells; their positions where ROPE tells. */
 static void push_set_rows(backend_context *ctx, int at, const struct ggml_tensor *node,
                           neap_cache *cache) {
@@ -177,6 +195,7 @@ static void push_set_rows(backend_context *ctx, int at, const struct ggml_tensor
     if (positions != NULL && !layer->told_rope) {
         tell_rope(cache, rope);
     }
+    tell_model(layer->buffer, node->src[0]);
     access run = {.node = at, .is_write = true, .whole = true, .layer = layer};
     for (int64_t i = 0; i < n; i++) {
         uint32_t stream = (uint32_t)(rows[i] / per_stream);

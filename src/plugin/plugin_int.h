@@ -101,6 +101,7 @@ typedef struct neap_buffer {
     size_t n_caches, cap_caches;
     neap_layer_cache **layers;
     size_t n_layers;
+    bool told_model; /* the engine knows which model the caches belong to */
 
     atomic_int failed; /* first error of a callback that cannot return one */
 } neap_buffer;
@@ -126,7 +127,8 @@ int neap_weights_set(neap_buffer *buffer, struct ggml_tensor *tensor, const void
                      size_t offset, size_t size);
 int neap_weights_get(neap_buffer *buffer, const struct ggml_tensor *tensor, void *data,
                      size_t offset, size_t size);
-void neap_weights_finish(neap_buffer *buffer); /* forms the units; idempotent */
+void neap_weights_finish(neap_buffer *buffer);            /* forms the units; idempotent */
+const char *neap_weights_path(const neap_buffer *buffer); /* the model's file; NULL: not known */
 /* The weight that holds addr; NULL: none. */
 const neap_weight *neap_weights_find(const neap_buffer *buffer, const void *addr);
 void neap_weights_free(neap_buffer *buffer);

@@ -480,14 +480,21 @@ void neap_weights_finish(neap_buffer *buffer) {
             add_split_units(buffer, i, last_layer + 1);
         }
     }
-    for (size_t i = 0; i < buffer->n_weights; i++) {
-        if (buffer->weights[i].path != NULL) {
-            neap_engine_set_model(neap_plugin_engine(), buffer->weights[i].path);
-            neap_use_gguf(neap_plugin_engine(), buffer->weights[i].path);
-            break;
-        }
+    const char *path = neap_weights_path(buffer);
+    if (path != NULL) {
+        neap_engine_set_model(neap_plugin_engine(), path);
+        neap_use_gguf(neap_plugin_engine(), path);
     }
     atomic_store(&buffer->weights_ready, true);
+}
+
+const char *neap_weights_path(const neap_buffer *buffer) {
+    for (size_t i = 0; i < buffer->n_weights; i++) {
+        if (buffer->weights[i].path != NULL) {
+            return buffer->weights[i].path;
+        }
+    }
+    return NULL;
 }
 
 const neap_weight *neap_weights_find(const neap_buffer *buffer, const void *addr) {

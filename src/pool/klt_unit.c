@@ -153,11 +153,7 @@ static void close_unneeded(neap_pool *pool) {
     }
 }
 
-int neap_pool_adopt_klt(neap_pool *pool, const void *region, neap_klt_model *model) {
-    neap_klt_open *entry = malloc(sizeof *entry);
-    if (!entry) return -ENOMEM;
-    *entry = (neap_klt_open){pool->klt_models, model};
-    pool->klt_models = entry;
+static void bind_region(neap_pool *pool, const void *region, const neap_klt_model *model) {
     for (neap_kv *kv = pool->kvs; kv; kv = kv->next) {
         if (kv->region != region) continue;
         kv->klt.model = model;
@@ -166,6 +162,32 @@ int neap_pool_adopt_klt(neap_pool *pool, const void *region, neap_klt_model *mod
     }
     for (neap_kv *kv = pool->kvs; kv; kv = kv->next)
         if (kv->region == region) neap_klt_join(pool, kv);
+}
+
+static bool is_of(const neap_klt_model *model, uint64_t digest) {
+    return model && neap_klt_model_spec(model)->digest == digest;
+}
+
+bool neap_pool_bind_klt(neap_pool *pool, const void *region, uint64_t digest) {
+    const neap_klt_open *entry = pool->klt_models;
+    while (entry && !is_of(entry->model, digest))
+        entry = entry->next;
+    const neap_klt_model *model = entry ? entry->model : NULL;
+    bool is_other = false;
+    for (const neap_kv *kv = pool->kvs; kv; kv = kv->next)
+        is_other = is_other || (kv->region == region && kv->klt.model != model &&
+                                !is_of(kv->klt.model, digest));
+    if (!is_other || neap_pool_region_is_coded(pool, region)) return false;
+    bind_region(pool, region, model);
+    return true;
+}
+
+int neap_pool_adopt_klt(neap_pool *pool, const void *region, neap_klt_model *model) {
+    neap_klt_open *entry = malloc(sizeof *entry);
+    if (!entry) return -ENOMEM;
+    *entry = (neap_klt_open){pool->klt_models, model};
+    pool->klt_models = entry;
+    bind_region(pool, region, model);
     close_unneeded(pool);
     return 0;
 }

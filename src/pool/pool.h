@@ -204,6 +204,9 @@ int neap_pool_add_kv(neap_pool *pool, const void *region, const neap_kv_layout *
  * over where it succeeds. Fails: -ENOMEM. */
 int neap_pool_set_klt(neap_pool *pool, neap_klt_model *model);
 const neap_klt_model *neap_pool_klt(const neap_pool *pool); /* the current one [L] */
+/* The caches of the region are coded by the open model of that GGUF as far as it fits them, by none
+ * if none is open. False: so it was, or chunks of theirs are coded. [L] */
+bool neap_pool_bind_klt(neap_pool *pool, const void *region, uint64_t digest);
 /* Bytes of the models that were made for a context: they count among its copies. [L] */
 uint64_t neap_pool_guest_bytes(const neap_pool *pool);
 /* Whether chunks of caches of the region are coded by a model, or are being copied. [L] */

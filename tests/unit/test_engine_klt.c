@@ -289,6 +289,53 @@ static uint32_t test_random(const profile *p, uint64_t seed, bool behind) {
     return by_klt;
 }
 
+/* Two models of one shape: cells that are coded by the other's file are refused, not spoilt; and
+ * the engine can be told which it is as long as nothing is coded. */
+static void test_two_models(const profile *p) {
+    world w;
+    klt_problem other;
+    char gguf[128], own[sizeof w.gguf], folder[PATH_MAX], file[PATH_MAX];
+    uint64_t digest;
+    make(&w, p);
+    memcpy(own, w.gguf, sizeof own);
+    snprintf(gguf, sizeof gguf, "%s/other.gguf", w.dir);
+    write_file(gguf, "other weights");
+    CHECK(neap_model_digest(gguf, &digest) == 0);
+    CHECK(neap_klt_folder(digest, folder, sizeof folder) == 0);
+    CHECK(neap_klt_path(folder, p->name, 8, file, sizeof file) == 0);
+    klt_problem_make(&other, &p->shape, 8);
+    other.spec.digest = digest;
+    other.spec.profile = w.p.spec.profile;
+    CHECK(neap_klt_model_write(file, &other.spec) == 0);
+    for (int is_told = 0; is_told < 2; is_told++) {
+        snprintf(w.gguf, sizeof w.gguf, "%s/other.gguf", w.dir);
+        start(&w, (neap_options){0});
+        memcpy(w.gguf, own, sizeof own);
+        neap_use_gguf(w.engine, own);
+        if (is_told) neap_region_use_gguf(w.region, own);
+        fill(&w);
+        char *exact = snapshot(&w);
+        evict(&w);
+        const neap_stat stat = stat_of(&w);
+        CHECK(stat.klt_chunks == (is_told ? n_known(&w) * FULL : 0));
+        CHECK(!is_told || stat.klt_error < 1.2);
+        neap_region_use_gguf(w.region, is_told ? gguf : own); /* too late: some is coded, or q8's */
+        restore(&w);
+        for (int i = 0; i < w.n_known; i++)
+            CHECK(loss(&w, exact, i) < (is_told ? 0.1 : 1e-4));
+        char *rounded = snapshot(&w);
+        evict(&w);
+        restore(&w);
+        CHECK(same(&w, rounded));
+        stop(&w);
+        free(exact);
+        free(rounded);
+    }
+    klt_problem_free(&other);
+    CHECK(unlink(file) == 0 && rmdir(folder) == 0 && unlink(gguf) == 0);
+    free_world(&w);
+}
+
 /* ---- files ---- */
 
 static void expect_q8(world *w, const char *codec, const char *why) {
@@ -741,6 +788,7 @@ static void test_profile(const profile *p) {
     test_write_behind(p);
     test_damaged_record(p);
     test_transposed(p);
+    test_two_models(p);
     uint32_t by_klt = 0;
     for (uint64_t seed = 1; seed <= 8; seed++)
         by_klt += test_random(p, seed, seed > 4);
