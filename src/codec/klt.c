@@ -704,10 +704,7 @@ int neap_klt_decode_part_with(const neap_klt_kernel *kernel, const neap_klt_mode
     const neap_klt_part all = {.n_rows = chunk->n_rows,
                                .n_heads = block_of(model, chunk)->n_kv_heads};
     if (!part) part = &all;
-    if (part->n_rows == 0 || part->n_heads == 0 || part->first_row > all.n_rows ||
-        part->n_rows > all.n_rows - part->first_row || part->first_head > all.n_heads ||
-        part->n_heads > all.n_heads - part->first_head)
-        return NEAP_E_BOUND;
+    if (!neap_klt_part_is_within(part, all.n_rows, all.n_heads)) return NEAP_E_BOUND;
     if (len < sizeof header) return NEAP_E_CORRUPT;
     memcpy(&header, src, sizeof header);
     if (header.magic != MAGIC || header.bytes != len || header.id != model->id ||
@@ -766,12 +763,14 @@ int neap_klt_encode(const neap_klt_model *model, const neap_klt_chunk *chunk, vo
 int neap_klt_decode(const neap_klt_model *model, const void *src, size_t len,
                     const neap_klt_chunk *chunk, void *scratch_bytes) {
     if (model->guest)
-        return model->guest->decode(model->guest_self, src, len, chunk, scratch_bytes);
+        return model->guest->decode(model->guest_self, src, len, chunk, NULL, scratch_bytes);
     return neap_klt_decode_with(best_kernel(), model, src, len, chunk, scratch_bytes);
 }
 
 int neap_klt_decode_part(const neap_klt_model *model, const void *src, size_t len,
                          const neap_klt_chunk *chunk, const neap_klt_part *part,
                          void *scratch_bytes) {
+    if (model->guest)
+        return model->guest->decode(model->guest_self, src, len, chunk, part, scratch_bytes);
     return neap_klt_decode_part_with(best_kernel(), model, src, len, chunk, part, scratch_bytes);
 }

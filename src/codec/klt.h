@@ -182,6 +182,12 @@ typedef struct neap_klt_part {
     uint32_t first_row, n_rows, first_head, n_heads;
     bool is_checked; /* an earlier call found the bytes good: they are not looked through again */
 } neap_klt_part;
+static inline bool neap_klt_part_is_within(const neap_klt_part *part, uint32_t n_rows,
+                                           uint32_t n_heads) {
+    return part->n_rows > 0 && part->n_heads > 0 && part->first_row <= n_rows &&
+           part->n_rows <= n_rows - part->first_row && part->first_head <= n_heads &&
+           part->n_heads <= n_heads - part->first_head;
+}
 /* Decodes only that: the same bytes for less work, which goes with the rows, in whole 64 of them
  * for some of it, and with the heads. chunk is the whole chunk as for neap_klt_decode(), but data
  * of a plane is where row first_row goes; bytes of other rows and heads are not touched. */
@@ -201,8 +207,9 @@ typedef struct neap_klt_guest {
     size_t (*expected_bytes)(const void *self, uint32_t block, uint32_t n_rows);
     int (*encode)(const void *self, const neap_klt_chunk *chunk, void *scratch, void *dst,
                   size_t cap, size_t *ret_len, float *ret_error);
+    /* part NULL: all of it */
     int (*decode)(const void *self, const void *src, size_t len, const neap_klt_chunk *chunk,
-                  void *scratch);
+                  const neap_klt_part *part, void *scratch);
     void (*free)(void *self);
 } neap_klt_guest;
 

@@ -184,4 +184,9 @@ int neap_lowram_encode(const neap_lowram *fit, const neap_lowram_chunk *chunk, v
  * partly written); NEAP_E_BOUND. */
 int neap_lowram_decode(const neap_lowram *fit, const void *src, size_t len,
                        const neap_lowram_chunk *chunk, void *scratch);
+/* Only a part of it, as neap_klt_decode_part(); NULL: all. The same bytes for less work, which goes
+ * with the rows, in steps of 32, and with the heads. */
+int neap_lowram_decode_part(const neap_lowram *fit, const void *src, size_t len,
+                            const neap_lowram_chunk *chunk, const neap_klt_part *wanted,
+                            void *scratch);
 #endif

@@ -13,6 +13,10 @@
 #include "rope.h"
 
 enum { ROWS = NEAP_LOWRAM_ROWS, MAGIC = 0x01434c4e /* "NLC", 1 */ };
+/* Rows that are decoded together: always so many, for BLAS sums in an order that hangs on how many
+ * there are. So a row is the same to the bit, whichever others are decoded. */
+enum { STEP = 32 };
+_Static_assert(ROWS % STEP == 0, "whole steps");
 #define F16_MAX 65504.0f
 
 typedef struct header {
@@ -396,15 +400,42 @@ int neap_lowram_encode(const neap_lowram *fit, const neap_lowram_chunk *chunk, v
 
 /* ---- decoding ---- */
 
+/* What is asked for of a chunk, and where the matrices in scratch begin. Of the rows that are coded
+ * those asked for are [first, end); they are worked on in whole steps, from row base on. */
+typedef struct decoding {
+    const neap_lowram_part *part;
+    const neap_klt_part *wanted;
+    neap_lowram_chunk rows; /* of the wanted rows */
+    bool exact[ROWS];       /* of the chunk */
+    chunk_places p;
+    chunk_room room;
+    uint32_t first, end, base, n_steps;
+    const neap_klt_rope *filled;
+} decoding;
+
+/* Whether as many residuals are there as the maps say, none of them of an exact row. */
+static bool are_maps(const neap_lowram_part *part, const chunk_places *p, const bool *exact,
+                     uint32_t n_rows, const uint8_t *src, size_t len) {
+    size_t n_residuals = 0;
+    for (uint32_t h = 0; h < neap_lowram_heads(&part->shape); h++)
+        for (uint32_t r = 0; r < 8 * p->map; r++)
+            if (src[p->maps + h * p->map + r / 8] >> r % 8 & 1) {
+                if (r >= n_rows || exact[r]) return false;
+                n_residuals++;
+            }
+    return p->residuals + n_residuals * p->residual + p->exact_v_bytes == len;
+}
+
 /* Header and all that says how much there is; marks the exact rows. */
 static bool is_chunk(const neap_lowram *fit, const neap_lowram_chunk *chunk, const uint8_t *src,
-                     size_t len, chunk_places *ret_places, bool *ret_exact) {
+                     size_t len, bool is_checked, chunk_places *ret_places, bool *ret_exact) {
     header head;
     if (len < sizeof head) return false;
     memcpy(&head, src, sizeof head);
     if (head.magic != MAGIC || head.bytes != len || head.id != fit->id ||
         head.group != chunk->group || head.n_rows != chunk->n_rows || head.zero ||
-        head.n_exact > head.n_rows || head.checksum != neap_checksum(src + 16, len - 16))
+        head.n_exact > head.n_rows ||
+        (!is_checked && head.checksum != neap_checksum(src + 16, len - 16)))
         return false;
     const neap_lowram_part *part = &fit->parts[chunk->group];
     const chunk_places p = places_of(part, head.n_rows, head.n_exact);
@@ -415,48 +446,92 @@ static bool is_chunk(const neap_lowram *fit, const neap_lowram_chunk *chunk, con
         if (row >= head.n_rows || (i > 0 && row <= src[p.exact + i - 1])) return false;
         ret_exact[row] = true;
     }
-    size_t n_residuals = 0;
-    for (uint32_t h = 0; h < neap_lowram_heads(&part->shape); h++)
-        for (uint32_t r = 0; r < 8 * p.map; r++)
-            if (src[p.maps + h * p.map + r / 8] >> r % 8 & 1) {
-                if (r >= head.n_rows || ret_exact[r]) return false;
-                n_residuals++;
-            }
     *ret_places = p;
-    return p.residuals + n_residuals * p.residual + p.exact_v_bytes == len;
+    return is_checked || are_maps(part, &p, ret_exact, head.n_rows, src, len);
 }
 
-/* Adds the residuals of a head to what was predicted; *inout_src: its first one. */
-static bool add_residuals(const neap_lowram_part *part, const bool *exact, uint32_t n_rows,
-                          const uint8_t *map, const chunk_room *room, const uint8_t **inout_src) {
-    const uint32_t dim = part->shape.v_head_dim;
-    float *predicted = room->predicted, *residual = room->turned + dim;
-    for (uint32_t r = 0; r < n_rows; r++) {
-        if (exact[r]) continue;
-        if (map[r / 8] >> r % 8 & 1) {
-            if (!neap_turbo_decode(&part->residual, *inout_src, dim, room->turned)) return false;
-            turn_residual(part, CblasTrans, room->turned, residual);
-            for (uint32_t c = 0; c < dim; c++)
-                predicted[c] += residual[c];
-            *inout_src += neap_turbo_row_bytes(part->shape.residual_bits, dim);
-        }
-        predicted += dim;
+static uint32_t count_coded(const bool *exact, uint32_t n_rows) {
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < n_rows; r++)
+        n += !exact[r];
+    return n;
+}
+
+/* The rows a of all steps; those beyond the last one are 0. */
+static bool decode_a(const decoding *d, uint32_t n_coded, const uint8_t *bytes) {
+    const size_t rank = d->part->shape.rank;
+    for (uint32_t i = 0; i < d->n_steps * STEP; i++) {
+        const uint32_t at = d->base + i;
+        float *a = d->room.a + i * rank;
+        if (at >= n_coded)
+            memset(a, 0, rank * sizeof *a);
+        else if (!neap_turbo_decode(&d->part->a, bytes + d->p.a + at * d->p.a_row, (uint32_t)rank,
+                                    a))
+            return false;
     }
     return true;
 }
 
-static void decode_keys(const neap_lowram_part *part, const neap_lowram_chunk *chunk,
-                        const bool *exact, uint32_t n, uint32_t head, const chunk_room *room) {
-    const uint32_t dim = part->shape.k_head_dim, heads = part->shape.n_kv_heads;
+/* Adds the residuals of a head to what was predicted; src: those of all its rows. */
+static bool add_residuals(const decoding *d, const uint8_t *map, const uint8_t *src) {
+    const neap_lowram_part *part = d->part;
+    const uint32_t dim = part->shape.v_head_dim, first = d->wanted->first_row;
+    float *predicted = d->room.predicted + (size_t)(d->first - d->base) * dim,
+          *residual = d->room.turned + dim;
+    for (uint32_t r = 0; r < first + d->wanted->n_rows; r++) {
+        if (d->exact[r]) continue;
+        const bool has_residual = map[r / 8] >> r % 8 & 1;
+        if (has_residual && r >= first) {
+            if (!neap_turbo_decode(&part->residual, src, dim, d->room.turned)) return false;
+            turn_residual(part, CblasTrans, d->room.turned, residual);
+            for (uint32_t c = 0; c < dim; c++)
+                predicted[c] += residual[c];
+        }
+        if (has_residual) src += d->p.residual;
+        if (r >= first) predicted += dim;
+    }
+    return true;
+}
+
+static void decode_keys(decoding *d, uint32_t head) {
+    const neap_lowram_part *part = d->part;
+    const uint32_t dim = part->shape.k_head_dim, heads = part->shape.n_kv_heads,
+                   layer = head / heads;
+    const bool *exact = d->exact + d->wanted->first_row;
     const float *mean = part->mean + head * dim;
-    keys_of(part, room->a, n, head * dim, dim, room->keys);
-    for (uint32_t i = 0; i < n; i++) {
-        float *key = room->keys + (size_t)i * dim;
+    float *keys = d->room.keys + (size_t)(d->first - d->base) * dim;
+    fill_tables(part, &d->rows, exact, layer, &d->filled, d->room.tables);
+    for (size_t s = 0; s < d->n_steps; s++)
+        keys_of(part, d->room.a + s * STEP * part->shape.rank, STEP, head * dim, dim,
+                d->room.keys + s * STEP * dim);
+    for (uint32_t i = 0; i < d->end - d->first; i++) {
+        float *key = keys + (size_t)i * dim;
         for (uint32_t c = 0; c < dim; c++)
             key[c] += mean[c];
-        neap_rope_turn(&part->ropes[head / heads], room->tables + (size_t)i * dim, key);
+        neap_rope_turn(&part->ropes[layer], d->room.tables + (size_t)i * dim, key);
     }
-    write_head(&chunk->k[head / heads], head % heads * dim, exact, chunk->n_rows, room->keys, dim);
+    write_head(&d->rows.k[layer], head % heads * dim, exact, d->rows.n_rows, keys, dim);
+}
+
+static bool decode_values(const decoding *d, uint32_t head, const uint8_t *map,
+                          const uint8_t *residuals) {
+    const neap_lowram_part *part = d->part;
+    const neap_value *predictor = neap_lowram_predictor(part, head);
+    const uint32_t dim = part->shape.v_head_dim, heads = part->shape.n_kv_heads;
+    for (size_t s = 0; s < d->n_steps; s++) {
+        const float *a = d->room.a + s * STEP * part->shape.rank;
+        float *inputs = d->room.inputs + s * STEP * predictor->shape.row;
+        /* All heads of a layer have the inputs that its first one made. */
+        if (part->source == NEAP_LOWRAM_FROM_LAYER && head % heads == d->wanted->first_head)
+            neap_lowram_inputs(part, a, STEP, head - head % heads, inputs);
+        else
+            neap_lowram_inputs(part, a, STEP, head, inputs);
+        neap_value_predict(predictor, inputs, STEP, d->room.predicted + s * STEP * dim);
+    }
+    if (!add_residuals(d, map, residuals)) return false;
+    write_head(&d->rows.v[head / heads], head % heads * dim, d->exact + d->wanted->first_row,
+               d->rows.n_rows, d->room.predicted + (size_t)(d->first - d->base) * dim, dim);
+    return true;
 }
 
 static size_t residual_bytes(const chunk_places *p, const uint8_t *map) {
@@ -466,49 +541,57 @@ static size_t residual_bytes(const chunk_places *p, const uint8_t *map) {
     return n * p->residual;
 }
 
-static void get_exact(const neap_klt_plane *planes, uint32_t n_layers, size_t row_bytes,
-                      const bool *exact, uint32_t n_rows, const uint8_t *src) {
-    for (uint32_t r = 0; r < n_rows; r++)
-        for (uint32_t l = 0; l < n_layers && exact[r]; l++, src += row_bytes)
-            if (planes[l].data) memcpy(row_of(&planes[l], r), src, row_bytes);
+/* src: exact rows of all layers. */
+static void get_exact(const decoding *d, const neap_klt_plane *planes, size_t row_bytes,
+                      const uint8_t *src) {
+    const neap_klt_part *wanted = d->wanted;
+    const size_t head_bytes = row_bytes / d->part->shape.n_kv_heads,
+                 at = wanted->first_head * head_bytes, len = wanted->n_heads * head_bytes;
+    for (uint32_t r = 0; r < wanted->first_row + wanted->n_rows; r++)
+        for (uint32_t l = 0; l < d->part->shape.n_layers && d->exact[r]; l++, src += row_bytes)
+            if (r >= wanted->first_row && planes[l].data)
+                memcpy((char *)row_of(&planes[l], r - wanted->first_row) + at, src + at, len);
+}
+
+static int decode_heads(decoding *d, const uint8_t *bytes) {
+    const neap_lowram_group *group = &d->part->shape;
+    const uint8_t *residuals = bytes + d->p.residuals;
+    for (uint32_t h = 0; h < neap_lowram_heads(group); h++) {
+        const uint32_t layer = h / group->n_kv_heads, head = h % group->n_kv_heads;
+        const uint8_t *map = bytes + d->p.maps + h * d->p.map;
+        const bool is_wanted = d->n_steps > 0 && head - d->wanted->first_head < d->wanted->n_heads;
+        if (is_wanted && d->rows.k[layer].data) decode_keys(d, h);
+        if (is_wanted && d->rows.v[layer].data && !decode_values(d, h, map, residuals))
+            return NEAP_E_CORRUPT;
+        residuals += residual_bytes(&d->p, map);
+    }
+    get_exact(d, d->rows.k, d->p.k_row, bytes + d->p.exact_k);
+    get_exact(d, d->rows.v, d->p.v_row, residuals);
+    return 0;
+}
+
+int neap_lowram_decode_part(const neap_lowram *fit, const void *src, size_t len,
+                            const neap_lowram_chunk *chunk, const neap_klt_part *wanted,
+                            void *scratch) {
+    if (!is_within(fit, chunk)) return NEAP_E_BOUND;
+    decoding d = {.part = &fit->parts[chunk->group], .wanted = wanted, .rows = *chunk};
+    const neap_klt_part all = {.n_rows = chunk->n_rows, .n_heads = d.part->shape.n_kv_heads};
+    if (!wanted) d.wanted = wanted = &all;
+    if (!neap_klt_part_is_within(wanted, chunk->n_rows, d.part->shape.n_kv_heads))
+        return NEAP_E_BOUND;
+    if (!is_chunk(fit, chunk, src, len, wanted->is_checked, &d.p, d.exact)) return NEAP_E_CORRUPT;
+    d.rows.positions += wanted->first_row;
+    d.rows.n_rows = wanted->n_rows;
+    d.first = count_coded(d.exact, wanted->first_row);
+    d.end = d.first + count_coded(d.exact + wanted->first_row, wanted->n_rows);
+    d.base = d.first / STEP * STEP;
+    d.n_steps = d.end > d.first ? (d.end - d.base + STEP - 1) / STEP : 0;
+    lay_out(d.part, scratch, &d.room);
+    if (!decode_a(&d, count_coded(d.exact, chunk->n_rows), src)) return NEAP_E_CORRUPT;
+    return decode_heads(&d, src);
 }
 
 int neap_lowram_decode(const neap_lowram *fit, const void *src, size_t len,
                        const neap_lowram_chunk *chunk, void *scratch) {
-    if (!is_within(fit, chunk)) return NEAP_E_BOUND;
-    const neap_lowram_part *part = &fit->parts[chunk->group];
-    const neap_lowram_group *group = &part->shape;
-    bool exact[ROWS];
-    const neap_klt_rope *filled = NULL;
-    chunk_places p;
-    if (!is_chunk(fit, chunk, src, len, &p, exact)) return NEAP_E_CORRUPT;
-    const uint8_t *bytes = src, *residuals = bytes + p.residuals;
-    chunk_room room;
-    lay_out(part, scratch, &room);
-    const uint32_t n = (uint32_t)((p.exact_k - p.a) / p.a_row);
-    for (uint32_t i = 0; i < n; i++)
-        if (!neap_turbo_decode(&part->a, bytes + p.a + i * p.a_row, group->rank,
-                               room.a + (size_t)i * group->rank))
-            return NEAP_E_CORRUPT;
-    for (uint32_t h = 0; h < neap_lowram_heads(group); h++) {
-        const uint32_t layer = h / group->n_kv_heads, first = h % group->n_kv_heads;
-        const uint8_t *map = bytes + p.maps + h * p.map;
-        if (chunk->k[layer].data) {
-            if (first == 0) fill_tables(part, chunk, exact, layer, &filled, room.tables);
-            decode_keys(part, chunk, exact, n, h, &room);
-        }
-        if (!chunk->v[layer].data) {
-            residuals += residual_bytes(&p, map);
-            continue;
-        }
-        neap_lowram_inputs(part, room.a, n, h, room.inputs);
-        neap_value_predict(neap_lowram_predictor(part, h), room.inputs, n, room.predicted);
-        if (!add_residuals(part, exact, chunk->n_rows, map, &room, &residuals))
-            return NEAP_E_CORRUPT;
-        write_head(&chunk->v[layer], first * group->v_head_dim, exact, chunk->n_rows,
-                   room.predicted, group->v_head_dim);
-    }
-    get_exact(chunk->k, group->n_layers, p.k_row, exact, chunk->n_rows, bytes + p.exact_k);
-    get_exact(chunk->v, group->n_layers, p.v_row, exact, chunk->n_rows, residuals);
-    return 0;
+    return neap_lowram_decode_part(fit, src, len, chunk, NULL, scratch);
 }

@@ -49,9 +49,9 @@ static int encode(const void *self, const neap_klt_chunk *chunk, void *scratch, 
 }
 
 static int decode(const void *self, const void *src, size_t len, const neap_klt_chunk *chunk,
-                  void *scratch) {
+                  const neap_klt_part *part, void *scratch) {
     const neap_lowram_chunk c = chunk_of(chunk);
-    return neap_lowram_decode(((const guest *)self)->fit, src, len, &c, scratch);
+    return neap_lowram_decode_part(((const guest *)self)->fit, src, len, &c, part, scratch);
 }
 
 static void free_guest(void *self) {

@@ -3,8 +3,8 @@
  * Input: 3 bytes choose fit, rows, and (bit 0) whether header and checksum are repaired, so that
  * the rest of the decoder is reached; the rest is the encoded chunk. What is accepted decodes
  * inside the planes (heap blocks of the exact size, for AddressSanitizer), to finite values but for
- * exact rows, and alike where only V is asked for. Without libFuzzer: a built-in corpus of good and
- * damaged chunks, after the files named. */
+ * exact rows, and alike where only V or a part is asked for. Without libFuzzer: a built-in corpus
+ * of good and damaged chunks, after the files named. */
 #include "lowram_problem.h"
 #include "neap.h"
 #ifndef NEAP_LIBFUZZER
@@ -61,6 +61,21 @@ static bool is_finite(const neap_klt_plane *plane, uint32_t n_rows, uint32_t row
     return true;
 }
 
+/* A part of what decodes to whole (err: or does not); is: room. */
+static void check_part(const lowram_problem *p, const neap_lowram *fit, const uint8_t *src,
+                       size_t len, const neap_klt_part *part, int err,
+                       const neap_lowram_chunk *whole, const neap_lowram_chunk *is, void *scratch) {
+    const int part_err = neap_lowram_decode_part(fit, src, len, is, part, scratch);
+    CHECK(part_err == 0 || (err && part_err == NEAP_E_CORRUPT));
+    const size_t head_bytes = 2 * (size_t)p->shape.k_dim;
+    for (uint32_t l = 0; err == 0 && l < p->shape.n_layers; l++)
+        for (uint32_t r = 0; r < part->n_rows; r++)
+            CHECK(memcmp((char *)lowram_row(&is->k[l], r) + part->first_head * head_bytes,
+                         (char *)lowram_row(&whole->k[l], part->first_row + r) +
+                             part->first_head * head_bytes,
+                         part->n_heads * head_bytes) == 0);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < CHOICE) return 0;
     make_fits();
@@ -90,6 +105,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
               (is_finite(&is.v[l], shape.n_rows, v_row) &&
                is_finite(&is.k[l], shape.n_rows, p->shape.n_heads * p->shape.k_dim)));
     }
+    const uint32_t row = data[1] * 37u % shape.n_rows, left = shape.n_rows - row;
+    const neap_klt_part part = {.first_row = row,
+                                .n_rows = left < 8 ? left : 8,
+                                .first_head = data[1] % p->shape.n_heads,
+                                .n_heads = 1};
+    check_part(p, fit, src, len, &part, err, &is, &only_v, scratch);
     lowram_chunk_free(&is, n_layers);
     lowram_chunk_free(&only_v, n_layers);
     free(scratch);

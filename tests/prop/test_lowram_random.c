@@ -67,6 +67,63 @@ static bool compare(const lowram_problem *p, const neap_lowram_group *group,
     return true;
 }
 
+/* Every byte of a plane: of rows and heads of the part as in whole, else as it was. */
+static bool is_part(const neap_klt_plane *whole, const neap_klt_plane *is, uint32_t n_rows,
+                    size_t head_bytes, uint32_t n_heads, const neap_klt_part *part) {
+    for (uint32_t r = 0; r < n_rows; r++)
+        for (uint32_t h = 0; h < n_heads; h++) {
+            const uint8_t *now = (const uint8_t *)lowram_row(is, r) + h * head_bytes;
+            const bool wanted = r < part->n_rows && h - part->first_head < part->n_heads;
+            for (size_t i = 0; i < head_bytes && !wanted; i++)
+                if (now[i] != 0xa5) return false;
+            if (wanted &&
+                memcmp(now,
+                       (const uint8_t *)lowram_row(whole, part->first_row + r) + h * head_bytes,
+                       head_bytes) != 0)
+                return false;
+        }
+    return true;
+}
+
+/* Parts of a chunk that decodes to whole; is: room. */
+static void check_parts(const lowram_problem *p, const neap_lowram *fit, const uint8_t *coded,
+                        size_t len, const neap_lowram_chunk *whole, neap_lowram_chunk *is,
+                        void *scratch) {
+    const neap_lowram_group *group = neap_lowram_group_at(fit, whole->group);
+    const uint32_t n_rows = whole->n_rows, n_heads = p->shape.n_heads;
+    for (int i = 0; i < 6; i++) {
+        neap_klt_part part = {.first_row = lowram_next(n_rows),
+                              .first_head = lowram_next(n_heads),
+                              .is_checked = i % 2};
+        part.n_rows = 1 + lowram_next(i < 3 ? 8 : n_rows);
+        if (part.n_rows > n_rows - part.first_row) part.n_rows = n_rows - part.first_row;
+        part.n_heads = 1 + lowram_next(n_heads - part.first_head);
+        neap_lowram_chunk view = *is;
+        const uint32_t only = lowram_next(2 * group->n_layers); /* of the layers this one, or all */
+        for (uint32_t l = 0; l < group->n_layers; l++) {
+            memset(is->k[l].data, 0xa5, n_rows * is->k[l].row_stride);
+            memset(is->v[l].data, 0xa5, n_rows * is->v[l].row_stride);
+            if (only < group->n_layers && l != only) view.k[l].data = view.v[l].data = NULL;
+        }
+        CHECK(neap_lowram_decode_part(fit, coded, len, &view, &part, scratch) == 0);
+        for (uint32_t l = 0; l < group->n_layers; l++)
+            if (view.k[l].data)
+                CHECK(is_part(&whole->k[l], &is->k[l], n_rows, 2 * (size_t)p->shape.k_dim, n_heads,
+                              &part) &&
+                      is_part(&whole->v[l], &is->v[l], n_rows, 2 * (size_t)p->shape.v_dim, n_heads,
+                              &part));
+    }
+    const neap_klt_part beyond[] = {{0, n_rows + 1, 0, 1, false},
+                                    {n_rows, 1, 0, 1, false},
+                                    {0, 0, 0, 1, false},
+                                    {0, 1, 0, 0, false},
+                                    {0, 1, n_heads, 1, false},
+                                    {1, UINT32_MAX, 0, 1, false},
+                                    {0, 1, n_heads - 1, UINT32_MAX, 0}};
+    for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++)
+        CHECK(neap_lowram_decode_part(fit, coded, len, is, &beyond[i], scratch) == NEAP_E_BOUND);
+}
+
 static void check_chunk(const lowram_problem *p, const neap_lowram *fit, const neap_lowram *same,
                         const neap_lowram_chunk *was, uint32_t first_exact, bool not_centred,
                         size_t *ret_len) {
@@ -90,6 +147,7 @@ static void check_chunk(const lowram_problem *p, const neap_lowram *fit, const n
                                 group->n_kv_heads * group->k_head_dim) &&
               lowram_rows_equal(&is.v[l], &other.v[l], was->n_rows,
                                 group->n_kv_heads * group->v_head_dim));
+    check_parts(p, fit, coded, *ret_len, &is, &other, scratch);
     CHECK(compare(p, group, was, &is, first_exact, &keys, &values));
     /* Rounding to f16 comes on top. Errors of keys are over the power around the mean, or all. */
     CHECK(fabs(values - (double)said.values) <= 0.01 * values + 1e-6);
