@@ -29,7 +29,8 @@ enum { LIST_MAX = 8, GRIDS_MAX = LIST_MAX * LIST_MAX };
 
 typedef struct method {
     const char *name, *type; /* of the cache */
-    bool stock, is_klt, selects;
+    const char *held;        /* coded, by what; NULL: it is not */
+    bool stock, selects;
     unsigned bits_of_32; /* of 32 elements of the cache as it is filled */
 } method;
 
@@ -38,13 +39,15 @@ static const method methods[] = {
     {"f16-neap", "f16", .bits_of_32 = 512},
     {"q8_0-neap", "q8_0", .bits_of_32 = 272},
     {"q4_0-neap", "q4_0", .bits_of_32 = 144},
-    {"klt", "f16", .is_klt = true, .bits_of_32 = 512},
-    {"klt-sr", "f16", .is_klt = true, .selects = true, .bits_of_32 = 512},
+    {"klt", "f16", .held = "klt", .bits_of_32 = 512},
+    {"klt-sr", "f16", .held = "klt", .selects = true, .bits_of_32 = 512},
+    {"lowram", "f16", .held = "lowram", .bits_of_32 = 512},
+    {"lowram-sr", "f16", .held = "lowram", .selects = true, .bits_of_32 = 512},
     {"f16", "f16", .stock = true, .bits_of_32 = 512},
     {"q8_0", "q8_0", .stock = true, .bits_of_32 = 272},
     {"q4_0", "q4_0", .stock = true, .bits_of_32 = 144},
 };
-enum { N_METHODS = sizeof methods / sizeof *methods, OURS_F16 = 0, STOCK_F16 = 5 };
+enum { N_METHODS = sizeof methods / sizeof *methods, OURS_F16 = 0, STOCK_F16 = 7 };
 
 /* One context and batch. */
 typedef struct grid {
@@ -63,7 +66,7 @@ typedef struct bench {
     size_t n_contexts, n_batches, reps;
     bool wanted[N_METHODS], asked, left_out;         /* methods; by name; one asked for */
     size_t order[N_METHODS];                         /* of rows: as asked for */
-    char klt[32], select[16];                        /* NEAP_KV, NEAP_KV_SELECT */
+    char ratio[32], select[16];                      /* of NEAP_KV, with a colon; NEAP_KV_SELECT */
     char path[NEAP_PATH_MAX], folder[NEAP_PATH_MAX]; /* the model; of slot files, with a slash */
     uint64_t weight_bytes, kv_token_bytes;           /* f16 */
     neap_tokens text;                                /* of the longest context, and one token */
@@ -135,15 +138,15 @@ static int check_room(const bench *b, const grid *g) {
                           g->context, g->batch, neap_cli_size(need), neap_cli_size(available));
 }
 
-/* klt is left out where its caches are f16. */
+/* What is to be held coded is left out where it is f16. */
 static int name_cache(bench *b, grid *g, size_t m) {
     json_t *stat = NULL;
     snprintf(g->kv[m], sizeof g->kv[m], "%s", methods[m].type);
-    if (!methods[m].is_klt) return 0;
+    if (!methods[m].held) return 0;
     const int err = neap_instance_stat(neap_server_pid(g->servers[m]), &stat);
     if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "neap stat: %s", neap_strerror(err));
     snprintf(g->kv[m], sizeof g->kv[m], "%s", neap_instance_text(stat, "kv"));
-    if (strncmp(g->kv[m], "klt", 3) != 0) {
+    if (strcmp(g->kv[m], "f16") == 0) {
         neap_cli_warn("%s is left out: %s", methods[m].name,
                       neap_instance_text(stat, "codec_note"));
         b->wanted[m] = false;
@@ -153,22 +156,36 @@ static int name_cache(bench *b, grid *g, size_t m) {
     return 0;
 }
 
+/* LowRAM is fitted to what is there, when the next tokens have come. */
+static int fit(const bench *b, const grid *g, neap_server *server) {
+    const neap_tokens prompt = {.ids = b->text.ids, .n = (size_t)g->context + 1};
+    neap_answer answer = {0};
+    const int status = neap_server_complete(server, &prompt, 4, true, &answer);
+    neap_answer_free(&answer);
+    return status;
+}
+
 static int start(bench *b, grid *g, size_t m) {
+    char kv[48] = "f16";
+    if (methods[m].held) snprintf(kv, sizeof kv, "%s%s", methods[m].held, b->ratio);
     const neap_server_options options = {.model_path = b->path,
                                          .n_ctx = (uint32_t)((g->context + MORE_CELLS) * g->batch),
                                          .threads = neap_option_threads(),
                                          .n_slots = (unsigned)g->batch,
                                          .cache_type = methods[m].type,
                                          .attn = methods[m].stock ? NULL : "neap",
-                                         .kv = methods[m].is_klt ? b->klt : "f16",
+                                         .kv = kv,
                                          .kv_select = methods[m].selects ? b->select : "off",
                                          .stock = methods[m].stock,
                                          .slot_dir = b->folder};
+    const bool is_fitted = methods[m].held && strcmp(methods[m].held, "lowram") == 0;
     int status = neap_server_start(&options, &g->servers[m]);
-    if (!status) status = name_cache(b, g, m);
+    if (!status && !is_fitted) status = name_cache(b, g, m);
     if (status || !b->wanted[m]) return status;
     if (!b->text.ids) status = read_text(b, g->servers[m]);
-    return status ? status : fill(b, g, &methods[m], g->servers[m]);
+    if (!status) status = fill(b, g, &methods[m], g->servers[m]);
+    if (!status && is_fitted) status = fit(b, g, g->servers[m]);
+    return status || !is_fitted ? status : name_cache(b, g, m);
 }
 
 /* All bytes kept for the context: of stock what its cells take, of neap what it says. */
@@ -370,10 +387,10 @@ static const neap_command command = {
     "  --context LIST   tokens of the context, as in 8192,32768 (default 32768; 4096 with "
     "--quick)\n"
     "  --batch LIST     sequences at once, as in 1,2,4 (default 1); each holds the context\n"
-    "  --method LIST    of f16,q8_0,q4_0 (llama.cpp), f16-neap,q8_0-neap,q4_0-neap,klt,klt-sr\n"
-    "                   (default: all that can be had)\n"
-    "  --ratio R        of klt (default: as of --kv klt)\n"
-    "  --select N       tokens that klt-sr chooses (default 2048)\n"
+    "  --method LIST    of f16,q8_0,q4_0 (llama.cpp), f16-neap,q8_0-neap,q4_0-neap,klt,klt-sr,\n"
+    "                   lowram,lowram-sr (default: all that can be had)\n"
+    "  --ratio R        of klt and lowram (default: as of --kv)\n"
+    "  --select N       tokens that klt-sr and lowram-sr choose (default 2048)\n"
     "  --plot FILE      draws tokens per second into an SVG file\n"};
 
 enum { OPT_CONTEXT = NEAP_OPT_BENCH, OPT_BATCH, OPT_METHOD, OPT_RATIO, OPT_SELECT, OPT_PLOT };
@@ -433,7 +450,7 @@ static int take_option(void *ctx, int code, const char *value) {
     case OPT_METHOD:
         return parse_methods(b, value);
     case OPT_RATIO:
-        snprintf(b->klt, sizeof b->klt, "klt:%.24s", value);
+        snprintf(b->ratio, sizeof b->ratio, ":%.24s", value);
         return neap_ratio_parse(value, &ratio) ? 0 : neap_option_ratio_error("--ratio", value);
     case OPT_SELECT:
         status = neap_option_number("--select", value, 8, 1 << 24, &n);
@@ -465,7 +482,7 @@ int neap_bench_decode(int argc, char **argv) {
                                                  {"select", required_argument, NULL, OPT_SELECT},
                                                  {"plot", required_argument, NULL, OPT_PLOT},
                                                  {0}};
-    bench b = {.klt = "klt", .select = "2048"};
+    bench b = {.select = "2048"};
     int status;
     memset(b.wanted, 1, sizeof b.wanted);
     for (size_t m = 0; m < N_METHODS; m++)

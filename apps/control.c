@@ -193,7 +193,7 @@ static void print_codec(const json_t *stat) {
     const double error = json_number_value(json_object_get(stat, "error"));
     const uint64_t left = neap_instance_count(stat, "units", "klt_left");
     const char *kv = neap_instance_text(stat, "kv");
-    const bool is_coded = strncmp(kv, "klt", 3) == 0;
+    const bool is_coded = strcmp(kv, "f16") != 0 && strcmp(kv, "?") != 0;
     /* f16 is not a codec: the note is about --kv, which could not be had. */
     const bool of_kv = is_coded || strncmp(note, "f16 ", 4) == 0;
     if (*note && strcmp(note, "?") != 0)

@@ -20,7 +20,8 @@ const char neap_common_help[] =
     "                     (on storage, after `neap train MODEL`: a quarter to an eighth),\n"
     "                     lowram or lowram:RATIO (on storage, fitted to the context)\n"
     "  --kv klt[:RATIO]   decode from KV that is held compressed (after `neap train MODEL`),\n"
-    "                     for contexts larger than memory; default: f16\n"
+    "                     for contexts larger than memory; lowram[:RATIO]: likewise, fitted\n"
+    "                     to the context instead of trained; default: f16\n"
     "  --kv-select N      of KV held so, generation reads the N tokens that a query asks\n"
     "                     for most, and not all: faster, an approximation; default: off\n"
     "  --swap-dir DIR     folder of the swap file (default: the cache folder's swap)\n"
@@ -139,10 +140,13 @@ int neap_option_codec(const char *value) {
 
 static int export_kv(const char *value) {
     double ratio;
-    if (strcmp(value, "f16") == 0 || neap_klt_option_parse(value, &ratio))
+    if (strcmp(value, "f16") == 0 || neap_klt_option_parse(value, &ratio) ||
+        neap_lowram_option_parse(value, &ratio))
         return export("NEAP_KV", value);
-    if (strncmp(value, "klt:", 4) == 0) return neap_option_ratio_error("--kv", value);
-    return neap_cli_error(NEAP_EXIT_USAGE, "this one knows f16, klt, klt:RATIO",
+    if (strncmp(value, "klt:", 4) == 0 || strncmp(value, "lowram:", 7) == 0)
+        return neap_option_ratio_error("--kv", value);
+    return neap_cli_error(NEAP_EXIT_USAGE,
+                          "this one knows f16, klt, klt:RATIO, lowram, lowram:RATIO",
                           "--kv %s: not in this version", value);
 }
 

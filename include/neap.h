@@ -60,9 +60,10 @@ typedef struct neap_options {
     const char *program;       /* shown by `neap ps`; default "?" */
     const char *codec;         /* none | q8 | cachegen | klt[:RATIO], see neap_use_gguf |
                                   lowram[:RATIO], see neap_kv_set_rope; default q8 */
-    const char *kv;            /* f16 | klt[:RATIO]: chunks are held as klt coded them, and read so;
-                                  evictions then take that ratio, too, and q8 the place of
-                                  codec lowram. Default f16 */
+    const char *kv;            /* f16 | klt[:RATIO] | lowram[:RATIO]: chunks are held as klt, or
+                                  LowRAM fitted to them, coded them, and read so; evictions then
+                                  take that codec and ratio, too, where they take the other one q8
+                                  does. Default f16 */
     const char *policy;        /* hybrid | partial-offload | ...; default hybrid */
     const char *swap_dir;      /* default ${XDG_CACHE_HOME:-~/.cache}/neap/swap */
     uint64_t swap_limit_bytes; /* most bytes in the swap file; default: no limit of our own */
@@ -202,8 +203,8 @@ typedef struct neap_kv_rope {
     float ext_factor, attn_factor, beta_fast, beta_slow; /* YaRN */
     const float *freq_factors;                           /* [n_dims / 2]; NULL: all 1 */
 } neap_kv_rope;
-/* Codec lowram needs it, and the elements of a head's K; caches of which it does not know are q8's.
- * The first call counts. Fails: -ENOTSUP (a mode or a size that is not known); -ENOMEM. */
+/* Codec and kv lowram need it, and the elements of a head's K; caches of which it does not know are
+ * q8's. The first call counts. Fails: -ENOTSUP (a mode or a size that is not known); -ENOMEM. */
 NEAP_API int neap_kv_set_rope(neap_kv *kv, uint32_t k_head_dim, const neap_kv_rope *rope);
 NEAP_API neap_unit_id neap_kv_unit(const neap_kv *kv, uint32_t stream, uint32_t chunk);
 NEAP_API uint32_t neap_kv_n_chunks(const neap_kv *kv); /* of one stream */
@@ -236,8 +237,11 @@ NEAP_API int neap_kv_clear(neap_kv *kv);
  * rows decoded into memory of the reader's. */
 #define NEAP_KV_EXACT_CELLS 256u
 
-/* Whether chunks of this cache are held coded. Constant once cells are in use. */
+/* Whether chunks of this cache are held coded. Within a use it does not change; with kv klt never
+ * once cells are in use, with kv lowram they are as long as there is a fit of the context. And
+ * whether they may come to be. */
 NEAP_API bool neap_kv_is_held_coded(const neap_kv *kv);
+NEAP_API bool neap_kv_may_be_held_coded(const neap_kv *kv);
 /* Whether this chunk is, now: within a use only the writer of its cells, and who asks for its
  * pages, may change that. */
 NEAP_API bool neap_kv_is_coded(const neap_kv *kv, uint32_t stream, uint32_t chunk);
@@ -427,8 +431,9 @@ typedef struct neap_stat {
     char codec[32], policy[32];
     char codec_note[320]; /* klt, lowram: which file, fit, or why another codec is at work; else
                              empty */
-    char kv[32];     /* how KV is held and read: f16, or the file of kv klt, like klt-layer-8 */
-    double kv_ratio; /* f16 bytes of KV chunks that have a copy, over the copies; 0: none */
+    char kv[32];          /* how KV is held and read: f16, the file of kv klt, like klt-layer-8, or
+                             lowram-4 once a context is fitted */
+    double kv_ratio;      /* f16 bytes of KV chunks that have a copy, over the copies; 0: none */
     /* klt, lowram: mean error of what it coded over what training, fit make expect, 0: nothing;
      * chunks that it coded, and chunks of its layers that q8 did. */
     double klt_error;

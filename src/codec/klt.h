@@ -133,8 +133,9 @@ const neap_klt_spec *neap_klt_model_spec(const neap_klt_model *model);
 /* Checksum of the file, and of a ratio that is not its own: chunks carry it and decode with no
  * other model. */
 uint64_t neap_klt_model_id(const neap_klt_model *model);
-/* Bytes of memory that the open model takes. */
+/* Bytes of the open model; of a guest, what it would take to store. And of memory that it takes. */
 size_t neap_klt_model_bytes(const neap_klt_model *model);
+size_t neap_klt_model_memory(const neap_klt_model *model);
 /* The block of a layer; -1: the layer is not coded by this model. *ret_at: which of its layers. */
 int neap_klt_model_find(const neap_klt_model *model, uint32_t layer, uint32_t *ret_at);
 
@@ -219,7 +220,7 @@ typedef struct neap_klt_guest_model {
     const neap_klt_block *blocks; /* copied; without ropes and groups */
     uint32_t n_blocks;
     uint64_t id;
-    size_t bytes, scratch_bytes; /* kept for it; of one call */
+    size_t bytes, memory_bytes, scratch_bytes; /* kept for it; while it is open; of one call */
 } neap_klt_guest_model;
 
 /* Fails: -ENOMEM. */

@@ -20,6 +20,7 @@ int neap_klt_model_of_guest(const neap_klt_guest_model *guest, neap_klt_model **
     model->spec.n_blocks = guest->n_blocks;
     model->id = guest->id;
     model->bytes = guest->bytes;
+    model->guest_memory = guest->memory_bytes;
     model->scratch_bytes = guest->scratch_bytes;
     model->guest = guest->guest;
     model->guest_self = guest->self;

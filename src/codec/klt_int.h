@@ -57,7 +57,8 @@ struct neap_klt_model {
     /* Between codes, as a search meets them: [2^d + the code's highest d bits]. */
     float thresholds[NEAP_KLT_BITS + 1][256];
     int8_t table8[NEAP_KLT_BITS + 1][16]; /* of the widths below NEAP_KLT_EXACT_BITS */
-    const neap_klt_guest *guest;          /* NULL: klt itself; else only spec.blocks is filled */
+    size_t guest_memory;
+    const neap_klt_guest *guest; /* NULL: klt itself; else only spec.blocks is filled */
     void *guest_self;
 };
 

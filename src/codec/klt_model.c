@@ -608,6 +608,10 @@ uint64_t neap_klt_model_id(const neap_klt_model *model) {
     return model->id;
 }
 
+size_t neap_klt_model_memory(const neap_klt_model *model) {
+    return model->guest ? model->guest_memory : model->bytes;
+}
+
 size_t neap_klt_model_bytes(const neap_klt_model *model) {
     return model->bytes;
 }

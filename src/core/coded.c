@@ -1,4 +1,5 @@
-/* coded.c - KV held as klt coded it (option kv): what becomes due is coded, and read again.
+/* coded.c - KV held as klt, or a fit of LowRAM, coded it (option kv): what becomes due is coded,
+ * and read again.
  *
  * A coded chunk is an evicted one whose record stays in memory. Coding it is a small eviction of
  * its own, between two uses, by all threads of the crew; so the cells of a long prompt are f16 for
@@ -8,6 +9,7 @@
 
 #include "core_int.h"
 #include "err.h"
+#include "lowram_use.h"
 
 bool neap_kv_is_held_coded(const neap_kv *kv) {
     if (!kv->pool->holds_coded) return false; /* constant: graphs ask it for every layer */
@@ -15,6 +17,14 @@ bool neap_kv_is_held_coded(const neap_kv *kv) {
     const bool fits = neap_klt_fits(kv);
     pthread_mutex_unlock(&kv->pool->lock);
     return fits;
+}
+
+bool neap_kv_may_be_held_coded(const neap_kv *kv) {
+    if (!kv->pool->fits_contexts) return neap_kv_is_held_coded(kv);
+    pthread_mutex_lock(&kv->pool->lock);
+    const bool is_known = neap_lowram_knows(kv);
+    pthread_mutex_unlock(&kv->pool->lock);
+    return is_known;
 }
 
 /* NULL: no such chunk. */
@@ -94,6 +104,10 @@ void neap_kv_set_overhead(neap_kv *kv, uint64_t bytes) {
 
 /* ---- coding ---- */
 
+static const char *name_of(const neap_engine *engine) {
+    return engine->wants_lowram ? "lowram" : "klt";
+}
+
 typedef struct holding {
     neap_engine *engine;
     neap_unit **units;
@@ -111,8 +125,8 @@ static void hold_some(void *ctx) {
         if (err == NEAP_E_BOUND)
             atomic_fetch_add(&h->n_refused, 1);
         else if (err)
-            neap_log(NEAP_LOG_WARN, "kv klt: unit %u stays f16 for now: %s", h->units[i]->id,
-                     neap_strerror(err));
+            neap_log(NEAP_LOG_WARN, "kv %s: unit %u stays f16 for now: %s", name_of(h->engine),
+                     h->units[i]->id, neap_strerror(err));
     }
     neap_worker_fini(&worker);
 }
@@ -120,11 +134,13 @@ static void hold_some(void *ctx) {
 void neap_settle(neap_engine *engine, bool computed) {
     neap_pool *pool = engine->pool;
     if (!pool->holds_coded) return;
-    const bool drop = atomic_exchange(&pool->drop_due, false),
-               code = computed && atomic_exchange(&pool->code_due, false);
-    if (!drop && !code) return;
+    const bool drop = atomic_exchange(&pool->drop_due, false);
+    bool code = computed && atomic_exchange(&pool->code_due, false);
+    const bool looks = computed && engine->lowram && (code || atomic_load(&engine->awaits_fit));
+    if (!drop && !code && !looks) return;
     holding h = {.engine = engine};
     neap_alone_begin(engine, false);
+    if (looks && neap_lowram_follow(engine)) code = true;
     pthread_mutex_lock(&pool->lock);
     h.units = malloc(pool->n_slots * sizeof *h.units);
     if (h.units)
@@ -136,6 +152,7 @@ void neap_settle(neap_engine *engine, bool computed) {
     free(h.units);
     if (h.n_refused > 0 && !atomic_exchange(&engine->refusal_said, true))
         neap_log(NEAP_LOG_WARN,
-                 "kv klt: some chunks are too unlike what klt learned from and stay f16 "
-                 "(neap stat: klt_left)");
+                 "kv %s: some chunks are too unlike what %s and stay f16 (neap stat: klt_left)",
+                 name_of(engine),
+                 engine->wants_lowram ? "the fit was made from" : "klt learned from");
 }

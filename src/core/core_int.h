@@ -7,9 +7,9 @@
  *   rates.c     throughputs of restores  profile_file.c  where they are kept
  *   trim.c      releasing by level           pressure_watch.c  releasing by itself
  *   klt_file.c, klt_use.c  the codec klt: its files, which one is taken
- *   lowram_use.c    the codec lowram: its module, fits
+ *   lowram_use.c    the codec lowram, or KV held as it codes it: its module, fits
  *   write_behind.c  copies of chunks while idle  write_budget.c  how many a day
- *   coded.c     KV held and read as klt coded it
+ *   coded.c     KV held and read as klt or lowram coded it
  *
  * Locks      use_lock, then the pool's lock; never the other way round. Nothing waits for a use
  *            while it holds the pool's lock. */
@@ -31,6 +31,7 @@ struct neap_region {
     size_t size;
     bool is_given; /* by region_alloc; constant */
     int kind;
+    uint64_t written; /* kv: lowram_use.c's count of cells */
     bool may_release; /* scratch: neap_scratch_hold was called */
     uint64_t (*held)[2];
     size_t n_held;
@@ -58,8 +59,9 @@ struct neap_engine {
     bool wants_klt; /* codec or kv klt was asked for; the next: of that ratio, 0: any */
     double klt_ratio;
     atomic_bool refusal_said; /* coded.c */
-    bool wants_lowram;        /* codec lowram was asked for; the next: at that ratio */
+    bool wants_lowram;        /* codec or kv lowram was asked for; the next: at that ratio */
     double lowram_ratio;
+    atomic_bool awaits_fit; /* kv lowram: of a context whose prompt may not have ended */
     const struct neap_lowram_module *lowram; /* NULL: not loaded; constant, as the next */
     void *lowram_library;
     int (*region_alloc)(void *ctx, size_t len_bytes, size_t align, void **ret_base);
@@ -115,12 +117,16 @@ int neap_unit_wait(neap_engine *engine, neap_unit *unit);
 int neap_restore_owed(neap_engine *engine, uint64_t limit_bytes, uint64_t step_bytes,
                       uint64_t *ret_bytes);
 
-/* coded.c: with kv klt, drops the pages of coded chunks that came back and, after a computation,
- * codes what has become due: other uses may write K now and V in the next. Within no use. */
+/* coded.c: with kv klt or lowram, drops the pages of coded chunks that came back and, after a
+ * computation, codes what has become due: other uses may write K now and V in the next. Within no
+ * use. */
 void neap_settle(neap_engine *engine, bool computed);
 
-/* klt_use.c: name and note of the codec at work. [L] */
+/* klt_use.c: name and note of the codec at work; how KV is held that is held coded. [L] */
 void neap_codec_stat(const neap_engine *engine, neap_stat *inout_stat);
+void neap_codec_kv_name(const neap_engine *engine, char *ret_name, size_t cap);
+/* What there is where the learned codec is not: of evictions a codec, of kv f16. */
+const char *neap_codec_fallback(const neap_engine *engine);
 
 /* evict.c */
 typedef struct neap_totals {

@@ -25,23 +25,35 @@ static void try_swap_folder(const char *dir) {
         neap_file_close(file);
 }
 
+/* One of the learned codecs, for evictions too; at kv's ratio. False: there is no such one. */
+static bool take_kv(neap_engine *engine, const char *kv) {
+    double ratio = 0;
+    const bool is_klt = neap_klt_option_parse(kv, &ratio);
+    if (!is_klt && !neap_lowram_option_parse(kv, &ratio)) return false;
+    bool *wanted = is_klt ? &engine->wants_klt : &engine->wants_lowram,
+         *other = is_klt ? &engine->wants_lowram : &engine->wants_klt;
+    double *own = is_klt ? &engine->klt_ratio : &engine->lowram_ratio;
+    const char *name = is_klt ? "klt" : "lowram";
+    if (*other)
+        neap_log(NEAP_LOG_WARN, "codec %s does not go with kv %s: q8 instead",
+                 is_klt ? "lowram" : "klt", name);
+    if (*wanted && ratio > 0 && *own > 0 && ratio != *own)
+        neap_log(NEAP_LOG_WARN, "codec %s takes kv's ratio: %g", name, ratio);
+    if (ratio > 0) *own = ratio;
+    *wanted = true;
+    *other = false;
+    return true;
+}
+
 static int wire(neap_engine *engine, const neap_options *options) {
     char dir[PATH_MAX];
     const char *name = options->codec ? options->codec : "q8";
-    const bool is_f16 = !options->kv || strcmp(options->kv, "f16") == 0;
-    double kv_ratio = 0;
-    if (!is_f16 && !neap_klt_option_parse(options->kv, &kv_ratio)) return NEAP_E_UNKNOWN;
-    const bool evicts_klt = neap_klt_option_parse(name, &engine->klt_ratio);
+    const char *kv = options->kv ? options->kv : "f16";
+    const bool is_f16 = strcmp(kv, "f16") == 0;
+    engine->wants_klt = neap_klt_option_parse(name, &engine->klt_ratio);
     engine->wants_lowram = neap_lowram_option_parse(name, &engine->lowram_ratio);
-    if (evicts_klt || engine->wants_lowram) name = "q8"; /* for what they do not code */
-    if (!is_f16 && engine->wants_lowram) {
-        neap_log(NEAP_LOG_WARN, "codec lowram does not go with kv klt: q8 instead");
-        engine->wants_lowram = false;
-    }
-    if (kv_ratio > 0 && engine->klt_ratio > 0 && kv_ratio != engine->klt_ratio)
-        neap_log(NEAP_LOG_WARN, "codec klt takes kv's ratio: %g", kv_ratio);
-    if (kv_ratio > 0) engine->klt_ratio = kv_ratio;
-    engine->wants_klt = evicts_klt || !is_f16;
+    if (engine->wants_klt || engine->wants_lowram) name = "q8"; /* for what they do not code */
+    if (!is_f16 && !take_kv(engine, kv)) return NEAP_E_UNKNOWN;
     const neap_codec *codec = neap_codec_find(name);
     engine->policy = neap_policy_find(options->policy ? options->policy : "hybrid");
     if (!codec || !engine->policy) return NEAP_E_UNKNOWN;
@@ -58,6 +70,7 @@ static int wire(neap_engine *engine, const neap_options *options) {
         .clean_storage = engine->policy->clean_storage,
         .poison = options->poison,
         .holds_coded = !is_f16,
+        .fits_contexts = !is_f16 && engine->wants_lowram,
         .swap_dir = dir,
         .swap_limit_bytes = options->swap_limit_bytes,
     };

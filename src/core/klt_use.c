@@ -1,5 +1,5 @@
 /* klt_use.c - codec klt of an engine, or KV held as klt codes it: which model's file is in use, and
- * what is said about it. */
+ * what is said about it, and about LowRAM's fits. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,14 +16,13 @@ static void note(neap_engine *engine, bool in_use, const char *text) {
     pthread_mutex_unlock(&engine->pool->lock);
 }
 
-/* What there is without klt. */
-static const char *fallback(const neap_engine *engine) {
+const char *neap_codec_fallback(const neap_engine *engine) {
     return engine->pool->holds_coded ? "f16" : engine->pool->codec->name;
 }
 
 /* trained: the file that could not be opened; empty: it was the model that failed. */
 static void tell_why_not(neap_engine *engine, const char *path, const char *trained, int err) {
-    const char *instead = fallback(engine);
+    const char *instead = neap_codec_fallback(engine);
     char text[sizeof engine->codec_note], ratio[32] = "";
     if (engine->klt_ratio > 0) snprintf(ratio, sizeof ratio, "--ratio %g ", engine->klt_ratio);
     if (err == -ENOENT)
@@ -50,8 +49,8 @@ void neap_use_gguf(neap_engine *engine, const char *path) {
     uint64_t digest;
     neap_klt_model *model = NULL;
     if (engine->policy->clean_storage) {
-        snprintf(text, sizeof text, "%s instead: policy %s writes KV as it is", fallback(engine),
-                 engine->policy->name);
+        snprintf(text, sizeof text, "%s instead: policy %s writes KV as it is",
+                 neap_codec_fallback(engine), engine->policy->name);
         note(engine, false, text);
         return;
     }
@@ -79,14 +78,22 @@ void neap_region_use_gguf(neap_region *region, const char *path) {
         neap_log(NEAP_LOG_INFO, "klt: a context that was taken for another model's is %s's", path);
 }
 
+void neap_codec_kv_name(const neap_engine *engine, char *ret_name, size_t cap) {
+    if (engine->wants_lowram)
+        snprintf(ret_name, cap, "lowram-%g", engine->lowram_ratio);
+    else
+        snprintf(ret_name, cap, "%.31s", engine->codec_note);
+}
+
 void neap_codec_stat(const neap_engine *engine, neap_stat *inout_stat) {
     const neap_pool *pool = engine->pool;
     uint32_t n_klt = 0, n_others = 0;
     for (const neap_kv *kv = pool->kvs; kv; kv = kv->next)
         *(neap_klt_fits(kv) ? &n_klt : &n_others) += 1;
     const bool is_klt = n_klt > 0 || (n_others == 0 && neap_pool_klt(pool));
-    snprintf(inout_stat->kv, sizeof inout_stat->kv, "%.31s",
-             pool->holds_coded && n_klt > 0 ? engine->codec_note : "f16");
+    snprintf(inout_stat->kv, sizeof inout_stat->kv, "f16");
+    if (pool->holds_coded && n_klt > 0)
+        neap_codec_kv_name(engine, inout_stat->kv, sizeof inout_stat->kv);
     const char *name = engine->wants_lowram ? "lowram" : "klt";
     snprintf(inout_stat->codec, sizeof inout_stat->codec, "%s", is_klt ? name : pool->codec->name);
     const size_t cap = sizeof inout_stat->codec_note;
@@ -96,5 +103,5 @@ void neap_codec_stat(const neap_engine *engine, neap_stat *inout_stat) {
         snprintf(inout_stat->codec_note, cap, "%s", engine->codec_note);
     else
         snprintf(inout_stat->codec_note, cap, "%.64s; %s for %u caches that it does not fit",
-                 engine->codec_note, fallback(engine), n_others);
+                 engine->codec_note, neap_codec_fallback(engine), n_others);
 }

@@ -2,10 +2,16 @@
  *
  * A fit is of a context: it is made from what is in memory when the caches of a region are evicted
  * and none of their chunks is coded yet, of the stream that holds most. Until all chunks that it
- * coded were written to again it stays; the chunks of the next context are then fitted anew. */
+ * coded were written to again it stays; the chunks of the next context are then fitted anew.
+ *
+ * With kv lowram it is made earlier, at the end of a graph: as soon as there are as many cells as a
+ * fit looks at, or once the prompt has ended, from LEAST_CELLS on. It is meant for a context that
+ * goes on: its rank is that of one of NEAP_LOWRAM_SAMPLE cells, so a shorter one is compressed less
+ * than by the ratio, and no worse. Between two contexts there is none. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +25,8 @@
 
 #define DEFAULT_RATIO 4.0
 
-enum { LAYERS_MAX = 1024 };
+enum { LAYERS_MAX = 1024, LEAST_CELLS = 4 * NEAP_CHUNK_CELLS };
+enum { GENERATED_CELLS = 32 }; /* a graph that writes no more is not of a prompt, but its end */
 
 bool neap_lowram_option_parse(const char *text, double *ret_ratio) {
     const size_t len = strlen("lowram");
@@ -32,10 +39,13 @@ bool neap_lowram_option_parse(const char *text, double *ret_ratio) {
 }
 
 static void note(neap_engine *engine, bool in_use, const char *text) {
-    neap_log(in_use ? NEAP_LOG_INFO : NEAP_LOG_WARN, "codec lowram: %s", text);
     pthread_mutex_lock(&engine->pool->lock);
+    const bool is_known = strcmp(engine->codec_note, text) == 0;
     snprintf(engine->codec_note, sizeof engine->codec_note, "%s", text);
     pthread_mutex_unlock(&engine->pool->lock);
+    if (!is_known)
+        neap_log(in_use ? NEAP_LOG_INFO : NEAP_LOG_WARN, "%s lowram: %s",
+                 engine->pool->holds_coded ? "kv" : "codec", text);
 }
 
 /* ---- the module ---- */
@@ -67,6 +77,7 @@ static void *load(char *path, size_t cap) {
 }
 
 void neap_lowram_load(neap_engine *engine) {
+    const char *instead = neap_codec_fallback(engine);
     char path[PATH_MAX], text[sizeof engine->codec_note];
     void *library = load(path, sizeof path);
     const neap_lowram_module *module = library ? dlsym(library, NEAP_LOWRAM_MODULE_SYMBOL) : NULL;
@@ -74,10 +85,10 @@ void neap_lowram_load(neap_engine *engine) {
     engine->lowram_library = library;
     if (!is_ours || engine->policy->clean_storage) {
         if (is_ours)
-            snprintf(text, sizeof text, "q8 instead: policy %s writes KV as it is",
+            snprintf(text, sizeof text, "%s instead: policy %s writes KV as it is", instead,
                      engine->policy->name);
         else
-            snprintf(text, sizeof text, "q8 instead: " NEAP_LOWRAM_MODULE_FILE " %s",
+            snprintf(text, sizeof text, "%s instead: " NEAP_LOWRAM_MODULE_FILE " %s", instead,
                      library ? "is of another version" : "is not beside this library");
         note(engine, false, text);
         return;
@@ -123,7 +134,7 @@ static bool are_rows(const neap_kv_plane *plane) {
            plane->row_bytes == 2 * (size_t)plane->row_elems;
 }
 
-static bool is_known(const neap_kv *kv) {
+bool neap_lowram_knows(const neap_kv *kv) {
     const neap_kv_layout *layout = &kv->layout;
     if (!kv->rope || !layout->positions || layout->n_planes != 2 || layout->layer < 0 ||
         !are_rows(&layout->planes[0]) || !are_rows(&layout->planes[1]))
@@ -136,10 +147,10 @@ static bool is_known(const neap_kv *kv) {
  * order of their layers. [L] */
 static void find_layers(const neap_pool *pool, const void *region, source *src) {
     for (neap_kv *kv = pool->kvs; kv; kv = kv->next)
-        if (kv->region == region && is_known(kv) && kv->layout.n_cells > src->n_cells)
+        if (kv->region == region && neap_lowram_knows(kv) && kv->layout.n_cells > src->n_cells)
             src->n_cells = kv->layout.n_cells;
     for (neap_kv *kv = pool->kvs; kv; kv = kv->next) {
-        if (kv->region != region || !is_known(kv) || kv->layout.n_cells != src->n_cells ||
+        if (kv->region != region || !neap_lowram_knows(kv) || kv->layout.n_cells != src->n_cells ||
             src->n_layers == LAYERS_MAX)
             continue;
         uint32_t at = src->n_layers++;
@@ -201,19 +212,23 @@ static bool find_source(const neap_pool *pool, const void *region, source *src) 
 static void tell_too_short(const neap_engine *engine, const neap_lowram_options *options,
                            const source *src, char *text, size_t cap) {
     const uint32_t needed = engine->lowram->rows_needed(options, src->layers, src->n_layers);
+    const uint32_t rows = options->budget_rows;
     char more[48] = "";
     if (needed > src->n_rows) snprintf(more, sizeof more, ", which needs %u", needed);
-    snprintf(text, cap, "q8 instead: a context of %u tokens is too short for ratio %g%s",
-             src->n_tokens, engine->lowram_ratio, more);
+    snprintf(text, cap, "%s instead: a context of %u tokens is too short for ratio %g%s",
+             neap_codec_fallback(engine), src->n_tokens > rows ? src->n_tokens : rows,
+             engine->lowram_ratio, more);
 }
 
-static void fit(neap_engine *engine, const void *region, const source *src) {
+static bool fit(neap_engine *engine, const void *region, const source *src) {
     const uint64_t began_ns = neap_clock_ns();
     char text[sizeof engine->codec_note];
     neap_lowram_options options;
     neap_klt_model *model = NULL;
     engine->lowram->defaults(&options, engine->lowram_ratio);
     options.sample_rows = NEAP_LOWRAM_SAMPLE;
+    if (engine->pool->holds_coded)
+        options.budget_rows = src->n_cells < NEAP_LOWRAM_SAMPLE ? src->n_cells : NEAP_LOWRAM_SAMPLE;
     const neap_lowram_context context = {.n_rows = src->n_rows,
                                          .positions =
                                              src->kvs[0]->layout.positions +
@@ -230,35 +245,62 @@ static void fit(neap_engine *engine, const void *region, const source *src) {
     if (err == NEAP_E_BUDGET)
         tell_too_short(engine, &options, src, text, sizeof text);
     else if (err)
-        snprintf(text, sizeof text, "q8 instead: no fit of %u cells: %s", src->n_rows,
-                 neap_strerror(err));
+        snprintf(text, sizeof text, "%s instead: no fit of %u cells: %s",
+                 neap_codec_fallback(engine), src->n_rows, neap_strerror(err));
     else
         snprintf(text, sizeof text, "lowram-%g, fitted to %u cells in %.1f s", engine->lowram_ratio,
                  src->n_rows, (double)(neap_clock_ns() - began_ns) * 1e-9);
     note(engine, !err, text);
+#ifdef __GLIBC__
+    malloc_trim(0); /* it has freed a multiple of what a fit keeps */
+#endif
+    return !err;
 }
 
 /* A region that has caches after the one given; NULL: the first; none. [L] */
-static const void *next_region(const neap_engine *engine, const void *region) {
-    const neap_region *at = region ? ((const neap_region *)region)->next : engine->regions;
+static neap_region *next_region(const neap_engine *engine, const neap_region *region) {
+    neap_region *at = region ? region->next : engine->regions;
     while (at && at->kind != NEAP_REGION_KV)
         at = at->next;
     return at;
 }
 
-void neap_lowram_prepare(neap_engine *engine) {
-    if (!engine->lowram) return;
-    source *src = malloc(sizeof *src);
-    if (!src) return;
-    const void *region = NULL;
-    for (;;) {
+/* Whether the prompt has ended, or has enough cells; else it is asked for again. [L] */
+static bool is_time(neap_engine *engine, neap_region *region, const source *src) {
+    const uint64_t written = src->kvs[0]->written[src->stream], since = written - region->written;
+    region->written = written;
+    if (src->n_rows >= NEAP_LOWRAM_SAMPLE || since <= GENERATED_CELLS) return true;
+    atomic_store(&engine->awaits_fit, true);
+    return false;
+}
+
+/* A fit that codes nothing any more was of another context: where KV is held coded, chunks are not
+ * coded by it as they come. */
+static bool prepare(neap_engine *engine, bool in_time) {
+    source *src = engine->lowram ? malloc(sizeof *src) : NULL;
+    bool has_fitted = false;
+    neap_region *region = NULL;
+    while (src) {
         pthread_mutex_lock(&engine->pool->lock);
         region = next_region(engine, region);
-        const bool is_due = region && !neap_pool_region_is_coded(engine->pool, region) &&
-                            find_source(engine->pool, region, src);
+        bool is_due = region && !neap_pool_region_is_coded(engine->pool, region);
+        if (is_due && engine->pool->holds_coded) neap_pool_disown_klt(engine->pool, region);
+        is_due = is_due && find_source(engine->pool, region, src) &&
+                 (!engine->pool->holds_coded || src->n_rows >= LEAST_CELLS) &&
+                 (!in_time || is_time(engine, region, src));
         pthread_mutex_unlock(&engine->pool->lock);
         if (!region) break;
-        if (is_due) fit(engine, region, src);
+        if (is_due && fit(engine, region, src)) has_fitted = true;
     }
     free(src);
+    return has_fitted;
+}
+
+void neap_lowram_prepare(neap_engine *engine) {
+    prepare(engine, false);
+}
+
+bool neap_lowram_follow(neap_engine *engine) {
+    atomic_store(&engine->awaits_fit, false);
+    return prepare(engine, true);
 }

@@ -1,5 +1,5 @@
-/* lowram_use.h - codec lowram of an engine: its module, and the fit of a context that is evicted.
- */
+/* lowram_use.h - codec lowram of an engine: its module, and the fit of a context that is evicted,
+ * or that is to be held as LowRAM codes it (option kv). */
 #ifndef NEAP_CORE_LOWRAM_USE_H
 #define NEAP_CORE_LOWRAM_USE_H
 
@@ -13,6 +13,10 @@ bool neap_lowram_option_parse(const char *text, double *ret_ratio);
  * without it q8 does the work, and that is said. */
 void neap_lowram_load(neap_engine *engine);
 void neap_lowram_unload(neap_engine *engine);
+/* Whether a fit can be of that cache, as far as it tells itself. [L] */
+bool neap_lowram_knows(const neap_kv *kv);
 /* Makes fits of contexts that have none, before they are evicted. Alone. */
 void neap_lowram_prepare(neap_engine *engine);
+/* The same, after a computation, of those whose time has come (kv lowram). Whether there is one. */
+bool neap_lowram_follow(neap_engine *engine);
 #endif

@@ -80,11 +80,11 @@ static void add_region(region_sums *sums, const neap_kv *kv) {
         sums->regions[i] = kv->region;
         stat->n_context_stats++;
         if (kv->klt.model && neap_klt_is_guest(kv->klt.model)) /* one for all of a region */
-            sums->kept[i] += neap_klt_model_bytes(kv->klt.model);
+            sums->kept[i] += neap_klt_model_memory(kv->klt.model);
         snprintf(c->kv, sizeof c->kv, "f16");
     }
     if (kv->pool->holds_coded && neap_klt_fits(kv))
-        snprintf(c->kv, sizeof c->kv, "%.31s", sums->engine->codec_note);
+        neap_codec_kv_name(sums->engine, c->kv, sizeof c->kv);
     const uint32_t n_ctx = kv->layout.n_cells * kv->layout.n_streams;
     uint64_t used = 0;
     for (uint32_t stream = 0; stream < kv->layout.n_streams; stream++)

@@ -83,6 +83,9 @@ typedef struct neap_lowram_options {
     /* The fit looks at no more rows than about this many, whole chunks, evenly spread; 0: at all.
      */
     uint32_t sample_rows;
+    /* The ratio is that of a context of so many rows, to which this one is to grow; fewer than it
+     * has: its own. */
+    uint32_t budget_rows;
 } neap_lowram_options;
 
 /* The paper's: g = 4, A 4 bit, residuals 2 bit, B f16, gamma = 1; keys centred, 4 rows exact. */
@@ -102,7 +105,8 @@ typedef struct neap_lowram_context {
     const neap_klt_plane *k, *v; /* [n_layers] each: n_rows rows */
 } neap_lowram_context;
 
-/* What a group of so many layers like this one costs, for a context of n_rows (Appendix C). Bytes
+/* What a group of so many layers like this one costs, for a context of n_rows (Appendix C), or of
+ * budget_rows. Bytes
  * that values do not need, all rows having their residuals, are the keys'. */
 typedef struct neap_lowram_budget {
     uint32_t rank, hidden;
@@ -133,6 +137,8 @@ void neap_lowram_free(neap_lowram *fit); /* takes NULL */
 /* The fit as bytes, which live as long as it does; opening them gives the same fit. They count
  * among what is kept for the context. */
 const void *neap_lowram_bytes(const neap_lowram *fit, size_t *ret_len);
+/* There are none any more: whoever only codes with the fit does not need them. */
+void neap_lowram_forget_bytes(neap_lowram *fit);
 /* Fails: NEAP_E_CORRUPT (a checksum, a size, a value), NEAP_E_VERSION (not a fit of this version),
  * -ENOMEM. */
 int neap_lowram_open(const void *bytes, size_t len, neap_lowram **ret_fit);

@@ -332,6 +332,13 @@ const void *neap_lowram_bytes(const neap_lowram *fit, size_t *ret_len) {
     return fit->bytes;
 }
 
+void neap_lowram_forget_bytes(neap_lowram *fit) {
+    free(fit->bytes);
+    fit->memory -= fit->len;
+    fit->bytes = NULL;
+    fit->len = 0;
+}
+
 uint64_t neap_lowram_id(const neap_lowram *fit) {
     return fit->id;
 }

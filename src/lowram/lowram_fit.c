@@ -269,7 +269,7 @@ static int fit_group(const neap_lowram_options *options, const neap_lowram_conte
     if (!err && !a) err = -ENOMEM;
     if (!err) err = fit_keys(&view, a);
     /* The budget is that of the whole context. */
-    const uint32_t n_coded = context->n_rows - part->first_exact;
+    const uint32_t n_coded = neap_lowram_budget_rows(options, context->n_rows) - part->first_exact;
     const uint32_t n_residuals =
         (uint32_t)((uint64_t)budget->n_residuals * view.n / (n_coded > view.n ? n_coded : view.n));
     if (!err) err = fit_values(&view, n_residuals, a);

@@ -53,6 +53,8 @@ uint64_t neap_lowram_fixed_key_bytes(const neap_lowram_part *part);
 uint64_t neap_lowram_fixed_value_bytes(const neap_lowram_part *part);
 /* NULL, or what is out of its range; of the shape, not of the arrays. */
 const char *neap_lowram_wrong(const neap_lowram_part *part);
+/* Rows that the budget of a context of n_rows is for. */
+uint32_t neap_lowram_budget_rows(const neap_lowram_options *options, uint32_t n_rows);
 /* A group as the options want it for a context of n_rows, without arrays. Fails: as
  * neap_lowram_plan(). */
 int neap_lowram_part_plan(const neap_lowram_options *options, const neap_lowram_layer *layers,

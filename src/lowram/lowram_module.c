@@ -1,5 +1,6 @@
 /* lowram_module.c - see lowram_module.h. */
 #include "lowram_module.h"
+#include "lowram_int.h"
 
 #include <cblas.h>
 #include <errno.h>
@@ -83,7 +84,7 @@ static int describe(const neap_lowram_options *options, const neap_lowram_layer 
         if (err) return err;
         g->row_bytes[i] = (float)(budget.key_bytes + budget.value_bytes - budget.fixed_key_bytes -
                                   budget.fixed_value_bytes) /
-                          (float)n_rows;
+                          (float)neap_lowram_budget_rows(options, n_rows);
         layers += ret_blocks[i].n_layers;
     }
     return 0;
@@ -106,6 +107,8 @@ static int make(const neap_lowram_options *options, const neap_lowram_layer *lay
                                       .id = neap_lowram_id(g->fit),
                                       .scratch_bytes = neap_lowram_scratch_bytes(g->fit)};
         neap_lowram_bytes(g->fit, &model.bytes);
+        neap_lowram_forget_bytes(g->fit);
+        model.memory_bytes = neap_lowram_memory(g->fit);
         err = neap_klt_model_of_guest(&model, ret_model);
     }
     if (err && g) free_guest(g);

@@ -204,6 +204,10 @@ static int choose_residuals(const neap_lowram_options *options, const neap_lowra
     return 0;
 }
 
+uint32_t neap_lowram_budget_rows(const neap_lowram_options *options, uint32_t n_rows) {
+    return n_rows > options->budget_rows ? n_rows : options->budget_rows;
+}
+
 static bool is_ratio(double ratio) {
     return ratio >= 1 && ratio <= 1e6;
 }
@@ -214,6 +218,7 @@ int neap_lowram_part_plan(const neap_lowram_options *options, const neap_lowram_
     const double key_ratio = options->key_ratio > 0 ? options->key_ratio : options->ratio;
     const double value_ratio = options->value_ratio > 0 ? options->value_ratio : options->ratio;
     neap_lowram_part part;
+    n_rows = neap_lowram_budget_rows(options, n_rows);
     int err = part_of(options, layers, n_layers, &part);
     if (err) return err;
     neap_lowram_group *group = &part.shape;

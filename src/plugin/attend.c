@@ -9,7 +9,7 @@
  * within a layer computation and restoration overlap. Chunks that the mask hides are not waited
  * for.
  *
- * Of a layer whose KV is held coded (--kv klt) it reads the coded chunks through a window
+ * Of a layer whose KV is held coded (--kv klt, lowram) it reads the coded chunks through a window
  * (window.c).
  *
  * With an OpenCL device, a node that it does not refuse is computed there: thread 0 waits for all
@@ -379,11 +379,12 @@ static bool takes_selection(neap_attend *attend, const struct ggml_tensor *node,
     neap_layer_cache *layer = layer_of(node->src[1], &first);
     a->layer = layer;
     if (neap_select_budget == 0 || layer == NULL || layer_of(node->src[2], &v_first) != layer ||
-        !neap_kv_is_held_coded(layer->kv) || !neap_mask_usable(node->src[3]) ||
+        !neap_kv_may_be_held_coded(layer->kv) || !neap_mask_usable(node->src[3]) ||
         offset_in_row(node->src[1]) != 0 || offset_in_row(node->src[2]) != 0) {
         return false;
     }
-    bool applies = attend->window.region != NULL && !attend->now->measuring;
+    bool applies = neap_kv_is_held_coded(layer->kv) && neap_window_holds(&attend->window, layer) &&
+                   !attend->now->measuring;
     for (uint32_t i = 0; i < a->job.shape.n_streams; i++) {
         const neap_attn_shape one = shape_of_stream(&a->job.shape, i);
         neap_selected_follow(layer, first + i, &attend->window, &one);
@@ -450,7 +451,8 @@ static void plan_node(neap_attend *attend, const struct ggml_tensor *node, atten
     shape.k.chunks = k;
     shape.v.chunks = v;
     const bool is_coded = a->layer != NULL && neap_kv_is_held_coded(a->layer->kv) &&
-                          attend->window.region != NULL && !attend->now->all_resident;
+                          neap_window_holds(&attend->window, a->layer) &&
+                          !attend->now->all_resident;
     if (is_coded || (a->layer != NULL && !attend->now->all_resident &&
                      neap_waits_within_layers(neap_plugin_engine()))) {
         shape.ready = chunk_ready;

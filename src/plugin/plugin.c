@@ -108,7 +108,8 @@ static uint32_t env_select(const char *kv) {
         text == NULL || strcmp(text, "off") == 0 ? 0 : env_bytes("NEAP_KV_SELECT");
     if (cells > 0 && (kv == NULL || strcmp(kv, "f16") == 0)) {
         neap_log(NEAP_LOG_WARN,
-                 "NEAP_KV_SELECT=%s has no effect: it is of KV held coded (--kv klt)", text);
+                 "NEAP_KV_SELECT=%s has no effect: it is of KV held coded (--kv klt, lowram)",
+                 text);
     }
     return cells < 1u << 24 ? (uint32_t)cells : 1u << 24;
 }

@@ -53,7 +53,7 @@ void neap_selected_note_write(const struct ggml_tensor *node) {
     const struct ggml_tensor *root = node->view_src;
     const neap_cache *cache = root != NULL ? neap_cache_of(neap_buffer_of(node), root) : NULL;
     if (cache == NULL || neap_host_op(node->op) == NEAP_OP_EMPTY ||
-        !neap_kv_is_held_coded(cache->owner->kv)) {
+        !neap_kv_may_be_held_coded(cache->owner->kv)) {
         return;
     }
     neap_layer_cache *layer = cache->owner;
@@ -88,7 +88,7 @@ static int begin(neap_selected *s, const neap_attn_shape *whole) {
     return s->stamps == NULL ? -ENOMEM : neap_select_create(&config, &s->select);
 }
 
-/* Rows of the chunk: where they are, or what klt makes of them, in the window. */
+/* Rows of the chunk: where they are, or what was coded makes of them, in the window. */
 static int find_rows(const neap_selected *s, uint32_t chunk, const neap_window *window,
                      neap_select_rows *ret_rows) {
     const neap_layer_cache *layer = s->layer;
@@ -99,7 +99,7 @@ static int find_rows(const neap_selected *s, uint32_t chunk, const neap_window *
     if (neap_unit_resident(neap_plugin_engine(), neap_kv_unit(layer->kv, s->stream, chunk))) {
         return 0;
     }
-    if (window->region == NULL) {
+    if (!neap_window_holds(window, layer)) {
         return -EAGAIN;
     }
     char *room = neap_region_base(window->region);

@@ -1,4 +1,4 @@
-/* selected.h - attention that reads of KV held coded (--kv klt) only what the
+/* selected.h - attention that reads of KV held coded (--kv klt, lowram) only what the
  * query asks for
  * (--kv-select): src/attn/select over one stream of a layer's cache.
  *
@@ -6,7 +6,7 @@
  * not being written; what follows it is read as it is. A chunk joins before it
  * is coded, as the next graph is planned: so outliers and the window are kept
  * exactly. Where it was coded already, in the graph that filled it, they are
- * what klt makes of it. A chunk that was written since it joined leaves, with
+ * what it was coded to. A chunk that was written since it joined leaves, with
  * all after it.
  *
  * Threads   plan is the graph's thread; the rest is for the threads of the

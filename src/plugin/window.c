@@ -82,6 +82,11 @@ void neap_window_free(neap_window *window) {
     }
 }
 
+bool neap_window_holds(const neap_window *window, const neap_layer_cache *layer) {
+    return window->region != NULL && rows_bytes(layer) <= window->cap &&
+           neap_kv_read_scratch(layer->kv) <= window->scratch_bytes;
+}
+
 void *neap_window_scratch(const neap_window *window, int thread) {
     return (char *)neap_region_base(window->region) + window->cap +
            (size_t)thread * window->scratch_bytes;

@@ -1,4 +1,5 @@
-/* window.h - the window through which an attention reads KV chunks that are held coded (--kv klt).
+/* window.h - the window through which an attention reads KV chunks that are held coded (--kv klt,
+ * lowram).
  *
  * Before a node's tiles run, its threads decode the layer's coded chunks that the mask shows, each
  * taking the next one, and point the node's list of chunks at what they decoded. The window is
@@ -28,6 +29,8 @@ typedef struct neap_window {
 /* Makes room for the caches there are. Within no use. Fails: -ENOMEM. */
 int neap_window_fit(neap_window *window, int n_threads);
 void neap_window_free(neap_window *window);
+/* Whether it can serve the layer: a fit of LowRAM may have come between fitting it and the use. */
+bool neap_window_holds(const neap_window *window, const neap_layer_cache *layer);
 
 /* Of a thread of the nodes: for neap_kv_read(). */
 void *neap_window_scratch(const neap_window *window, int thread);

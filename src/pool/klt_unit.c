@@ -135,13 +135,12 @@ uint64_t neap_pool_guest_bytes(const neap_pool *pool) {
     uint64_t bytes = 0;
     for (const neap_klt_open *entry = pool->klt_models; entry; entry = entry->next)
         if (entry->model && neap_klt_is_guest(entry->model) && is_needed(pool, entry->model))
-            bytes += neap_klt_model_bytes(entry->model);
+            bytes += neap_klt_model_memory(entry->model);
     return bytes;
 }
 
-/* All but the current one. */
-static void close_unneeded(neap_pool *pool) {
-    for (neap_klt_open **at = &pool->klt_models->next; *at;) {
+static void close_unneeded(neap_pool *pool, neap_klt_open **at) {
+    while (*at) {
         neap_klt_open *entry = *at;
         if (is_needed(pool, entry->model)) {
             at = &entry->next;
@@ -153,13 +152,19 @@ static void close_unneeded(neap_pool *pool) {
     }
 }
 
+/* What another model refused may be to the liking of this one. */
+static void use_model(neap_pool *pool, neap_kv *kv, const neap_klt_model *model) {
+    const uint32_t n = kv->layout.n_streams * (kv->whole_streams ? 1 : kv->n_chunks);
+    kv->klt.model = model;
+    memset(kv->peers, 0, sizeof kv->peers);
+    neap_klt_fit(kv);
+    for (uint32_t i = 0; i < n; i++)
+        neap_pool_unit(pool, kv->units[i])->klt_refused = false;
+}
+
 static void bind_region(neap_pool *pool, const void *region, const neap_klt_model *model) {
-    for (neap_kv *kv = pool->kvs; kv; kv = kv->next) {
-        if (kv->region != region) continue;
-        kv->klt.model = model;
-        memset(kv->peers, 0, sizeof kv->peers);
-        neap_klt_fit(kv);
-    }
+    for (neap_kv *kv = pool->kvs; kv; kv = kv->next)
+        if (kv->region == region) use_model(pool, kv, model);
     for (neap_kv *kv = pool->kvs; kv; kv = kv->next)
         if (kv->region == region) neap_klt_join(pool, kv);
 }
@@ -188,8 +193,14 @@ int neap_pool_adopt_klt(neap_pool *pool, const void *region, neap_klt_model *mod
     *entry = (neap_klt_open){pool->klt_models, model};
     pool->klt_models = entry;
     bind_region(pool, region, model);
-    close_unneeded(pool);
+    close_unneeded(pool, &pool->klt_models->next);
     return 0;
+}
+
+void neap_pool_disown_klt(neap_pool *pool, const void *region) {
+    for (neap_kv *kv = pool->kvs; kv; kv = kv->next)
+        if (kv->region == region) use_model(pool, kv, NULL);
+    close_unneeded(pool, &pool->klt_models);
 }
 
 static uint32_t n_layers_of(const neap_klt_use *use) {
@@ -218,10 +229,21 @@ static neap_unit *member(const neap_pool *pool, const neap_unit *unit, uint32_t 
     return neap_pool_unit(pool, kv->units[unit->stream * kv->n_chunks + unit->chunk]);
 }
 
-bool neap_klt_is_whole(const neap_unit *unit) {
+bool neap_klt_is_full(const neap_unit *unit) {
     const uint32_t left = unit->kv->layout.n_cells - unit->chunk * NEAP_CHUNK_CELLS;
+    return unit->used == (left < NEAP_CHUNK_CELLS ? left : NEAP_CHUNK_CELLS);
+}
+
+bool neap_klt_is_whole(const neap_unit *unit) {
     return unit->kv->klt.block >= 0 && !unit->keeps_codec && !unit->klt_refused &&
-           unit->used == (left < NEAP_CHUNK_CELLS ? left : NEAP_CHUNK_CELLS);
+           neap_klt_is_full(unit);
+}
+
+bool neap_klt_awaits(const neap_unit *unit) {
+    const neap_pool *pool = unit->kv->pool;
+    return pool->holds_coded &&
+           (neap_klt_is_whole(unit) ||
+            (pool->fits_contexts && unit->kv->klt.block < 0 && !unit->keeps_codec));
 }
 
 static bool is_to_be_coded(const neap_unit *unit) {

@@ -182,7 +182,8 @@ int neap_pool_add_kv(neap_pool *pool, const void *region, const neap_kv_layout *
     kv->pool = pool;
     kv->region = region;
     pthread_mutex_lock(&pool->lock);
-    kv->klt.model = neap_pool_klt(pool);
+    const neap_klt_model *model = neap_pool_klt(pool);
+    kv->klt.model = model && !neap_klt_is_guest(model) ? model : NULL; /* those are of a region */
     set_layout(kv, layout);
     const int err = make_units(pool, kv);
     if (!err) {
@@ -578,8 +579,7 @@ static bool goes_before(const neap_unit *a, const neap_unit *b) {
 static bool wants_copy(const neap_unit *unit) {
     return unit->is_kv && neap_unit_state_of(unit) == NEAP_UNIT_RESIDENT && !unit->swap &&
            !unit->kv->whole_streams && unit->used == unit_cells(unit->kv, unit->chunk) &&
-           !(unit->kv->pool->holds_coded && neap_klt_is_whole(unit)) &&
-           neap_kv_unit_size(unit).evictable > 0;
+           !neap_klt_awaits(unit) && neap_kv_unit_size(unit).evictable > 0;
 }
 
 static void consider_copying(neap_unit *unit, void *ctx) {

@@ -58,6 +58,7 @@ int neap_pool_create(const neap_pool_options *options, neap_pool **ret_pool) {
     const bool codes = strcmp(options->codec->name, "none") != 0;
     pool->storage_codec = codes && !options->clean_storage ? options->codec : NULL;
     pool->holds_coded = options->holds_coded;
+    pool->fits_contexts = options->fits_contexts;
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->changed, NULL);
     int err = neap_stack_create(&pool->stack);
@@ -457,7 +458,8 @@ int neap_pool_dirty(neap_pool *pool, neap_unit *unit, uint32_t used, bool overwr
     unit->keeps_codec = unit->klt_refused = false;
     if (used > unit->used) unit->used = used;
     unit->written_at = unit->kv->written[unit->stream];
-    if (neap_klt_is_whole(unit)) atomic_store(&pool->code_due, true);
+    if (pool->fits_contexts ? neap_klt_is_full(unit) : neap_klt_is_whole(unit))
+        atomic_store(&pool->code_due, true);
     unit->last_error = 0;
     if (state != NEAP_UNIT_RESIDENT) neap_unit_move(pool, unit, NEAP_UNIT_RESIDENT);
     return 0;

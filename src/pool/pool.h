@@ -153,9 +153,10 @@ typedef struct neap_pool {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* some unit left RESTORING, a queue was emptied, a unit was read */
     const neap_codec *codec;
-    const neap_codec *storage_codec;  /* NULL: raw where planes are contiguous */
-    bool poison;                      /* constant, as the two above and the next */
-    bool holds_coded;                 /* chunks by klt stay in memory as it coded them */
+    const neap_codec *storage_codec; /* NULL: raw where planes are contiguous */
+    bool poison;                     /* constant, as the two above and the next */
+    bool holds_coded;                /* chunks by klt stay in memory as it coded them */
+    bool fits_contexts; /* with it: the model is a fit of the context, so there is none at first */
     atomic_bool code_due, drop_due;   /* with it: there may be chunks to be coded, to be dropped */
     struct neap_klt_open *klt_models; /* open ones, the current one first */
     neap_swapfile *swapfile;          /* these two lock themselves */
@@ -176,7 +177,7 @@ typedef struct neap_pool {
 
 typedef struct neap_pool_options {
     const neap_codec *codec;
-    bool clean_storage, poison, holds_coded;
+    bool clean_storage, poison, holds_coded, fits_contexts;
     const char *swap_dir;
     uint64_t swap_limit_bytes;
 } neap_pool_options;
@@ -212,9 +213,11 @@ uint64_t neap_pool_guest_bytes(const neap_pool *pool);
 /* Whether chunks of caches of the region are coded by a model, or are being copied. [L] */
 bool neap_pool_region_is_coded(const neap_pool *pool, const void *region);
 /* The caches of the region, of which no chunk is coded by another, are coded by that model from now
- * on as far as it fits them, and so are those added later; models that nobody needs any more are
- * closed. Takes it over where it succeeds. Fails: -ENOMEM. [L] */
+ * on as far as it fits them; models that nobody needs any more are closed. Takes it over where it
+ * succeeds. Fails: -ENOMEM. [L] */
 int neap_pool_adopt_klt(neap_pool *pool, const void *region, neap_klt_model *model);
+/* Until then they are coded by none. [L] */
+void neap_pool_disown_klt(neap_pool *pool, const void *region);
 /* -EBUSY when cells are in use. */
 int neap_pool_relayout(neap_kv *kv, const neap_kv_layout *layout);
 /* Removes the caches added with that region and the weight units that touch its addresses. Nothing

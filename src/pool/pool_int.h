@@ -109,7 +109,10 @@ int neap_klt_fetch(neap_pool *pool, neap_unit *unit);
  * is its size. Of those that share it one at a time. Without the lock. */
 int neap_klt_store(neap_pool *pool, neap_unit *unit, uint64_t *ret_bytes);
 void neap_klt_forget(neap_pool *pool, neap_klt_note *note); /* takes NULL [L] */
-/* Whether klt could code the chunk when it goes with others: its cells are all in use. */
+/* Whether the chunk's cells are all in use; and klt could code it when it goes with others. */
+bool neap_klt_is_full(const neap_unit *unit);
 bool neap_klt_is_whole(const neap_unit *unit);
+/* Whether the chunk is kept from other codecs: it is for klt, or will be when there is a model. */
+bool neap_klt_awaits(const neap_unit *unit);
 void neap_klt_close_models(neap_pool *pool);
 #endif

@@ -33,7 +33,7 @@ def cycles(work):
         s.check_equal(stat["codec"], "lowram", "codec in use")
         s.check(stat["codec_note"].startswith("lowram-4, fitted to "), stat["codec_note"])
         s.check(stat["units"]["klt"] > 4 * stat["units"]["klt_left"], f"units: {stat['units']}")
-        s.check(3 < stat["ratio"] < 4.5, f"ratio {stat['ratio']}")
+        s.check(2 < stat["ratio"] < 4.5, f"ratio {stat['ratio']}")
         s.check(0 < stat["error"] < 4, f"error {stat['error']}")
         s.check("lowram-4" in server.neap("stat", "--pid", str(server.pid)).stdout, "neap stat")
 
