@@ -1,7 +1,7 @@
 /* klt.c - see klt.h; the format and what is computed: docs/formats/klt.md.
  *
- *   encode   f16 rows -> x, K turned back -> panels [column][64 rows], less their mean -> y = F' x
- *            -> codes, each row's error -> outliers, over all groups -> mu
+ *   encode   f16 rows -> x, K turned back -> panels [column][64 rows], less their mean -> y = F' x,
+ *            or G S S x -> codes, each row's error -> outliers, over all groups -> mu
  *   decode   codes -> y -> x = G' y + mu, a tile of 64 columns at a time -> outliers -> K turned
  *            -> f16 rows -> exact rows
  *
@@ -21,7 +21,7 @@
 #include "klt_int.h"
 #include "neap.h"
 
-enum { MAGIC = 0x01434b4e /* "NKC" 1 */, RAW = 0xffff, STEP_COLUMNS = 64, K_STEP = 128 };
+enum { MAGIC = 0x01434b4e /* "NKC" 1 */, RAW = 0xffff, STEP_COLUMNS = 64 };
 
 /* What the roundings of F and S to f16 leave of |x S|^2 - |y|^2 where nothing should be left. */
 #define METRIC_NOISE 0x1p-13f
@@ -135,7 +135,7 @@ float neap_klt_expected_error(const neap_klt_model *model, uint32_t at) {
 typedef struct scratch {
     float *cos, *sin; /* [NEAP_KLT_ROWS][pairs] of the table that is current */
     uint32_t rope;    /* which that is; UINT32_MAX none */
-    float *y;         /* [components][NEAP_KLT_PITCH], or when coding [components][64] */
+    float *y;         /* [components][NEAP_KLT_PITCH], or for each 64 rows [components][64] */
     uint8_t *y8;      /* [quads][NEAP_KLT_PITCH][4] */
     float *x;         /* [NEAP_KLT_ROWS][pitch] of one head */
     float *mu;        /* [tiles][64] */
@@ -160,6 +160,11 @@ static uint32_t max_u32(uint32_t a, uint32_t b) {
     return a > b ? a : b;
 }
 
+/* Elements of y of 64 rows: products of so many components write some more. */
+static size_t padded(uint32_t width) {
+    return (size_t)(width + 2 * NEAP_KLT_STRIP) * NEAP_KLT_TILE;
+}
+
 /* Lays the scratch out from base (NULL: only asks for the size); returns its size. */
 static size_t lay_out(const neap_klt_model *model, const neap_klt_block *block, uint8_t *base,
                       scratch *s) {
@@ -174,14 +179,15 @@ static size_t lay_out(const neap_klt_model *model, const neap_klt_block *block, 
         all_columns += basis->n_columns;
     }
     const uint32_t dim = max_u32(block->k_head_dim, block->v_head_dim);
-    const uint32_t y_decode = exact * NEAP_KLT_PITCH, metric_rows = dim + NEAP_KLT_STRIP,
-                   y_encode = max_u32(components + NEAP_KLT_STRIP, metric_rows) * NEAP_KLT_TILE;
+    const size_t blocks = NEAP_KLT_ROWS / NEAP_KLT_TILE, coded = padded(components),
+                 weighed = 2 * padded(dim), y_decode = (size_t)exact * NEAP_KLT_PITCH,
+                 y_encode = blocks * (coded > weighed ? coded : weighed);
     const size_t rows = NEAP_KLT_ROWS, f32 = sizeof(float);
     size_t at = 0;
     s->rope = UINT32_MAX;
     s->cos = take(base, &at, rows * (block->k_head_dim / 2 + 1) * f32);
     s->sin = take(base, &at, rows * (block->k_head_dim / 2 + 1) * f32);
-    s->y = take(base, &at, max_u32(y_decode, y_encode) * f32);
+    s->y = take(base, &at, (y_decode > y_encode ? y_decode : y_encode) * f32);
     s->y8 = take(base, &at, (size_t)quads * NEAP_KLT_PITCH * 4);
     s->x = take(base, &at, max_u32(NEAP_KLT_ROWS * pitch_of(dim), columns + NEAP_KLT_TILE) * f32);
     s->mu = take(base, &at, (size_t)tiles * NEAP_KLT_TILE * f32);
@@ -306,21 +312,77 @@ static void load_panels(encoding *e, const neap_klt_group *group, const neap_klt
         }
 }
 
-/* y[width rounded up to strips][64] = a' x, a in strips; a part of x at a time, that caches hold.
- */
-static void project_all(const encoding *e, const float *a, const float *x, uint32_t n,
-                        uint32_t width, float *y) {
-    const uint32_t n_strips = (width + NEAP_KLT_STRIP - 1) / NEAP_KLT_STRIP;
-    memset(y, 0, (size_t)n_strips * NEAP_KLT_STRIP * NEAP_KLT_TILE * sizeof *y);
-    for (uint32_t first = 0; first < n; first += K_STEP) {
-        const uint32_t step = n - first < K_STEP ? n - first : K_STEP;
-        for (uint32_t i = 0; i < n_strips; i++) {
-            const float *at = a + ((size_t)i * n + first) * NEAP_KLT_STRIP,
-                        *next = i + 1 < n_strips ? at + (size_t)n * NEAP_KLT_STRIP : at;
-            e->kernel->project(at, next, x + (size_t)first * NEAP_KLT_TILE, step,
-                               y + (size_t)i * NEAP_KLT_STRIP * NEAP_KLT_TILE);
+/* For each 64 rows: columns x[n][64], and what products make of them, y[width][64]. */
+typedef struct panels {
+    uint32_t n_blocks;
+    float *x, *y;
+    size_t x_pitch, y_pitch; /* from block to block */
+} panels;
+
+static void clear(const panels *p) {
+    memset(p->y, 0, p->n_blocks * p->y_pitch * sizeof *p->y);
+}
+
+/* Rows row .. of y += strip by n columns of x from column on. */
+static void add_strip(const encoding *e, const panels *p, const float *strip, uint32_t column,
+                      uint32_t n, uint32_t row) {
+    for (uint32_t b = 0; b < p->n_blocks; b++)
+        e->kernel->project(strip, p->x + b * p->x_pitch + (size_t)column * NEAP_KLT_TILE, n,
+                           p->y + b * p->y_pitch + (size_t)row * NEAP_KLT_TILE);
+}
+
+/* y = a x, of a[width][n] in f16. */
+static void project_f16(const encoding *e, const panels *p, const uint16_t *a, uint32_t n,
+                        uint32_t width) {
+    clear(p);
+    for (uint32_t first = 0; first < n; first += NEAP_KLT_TILE) {
+        const uint32_t step = n - first < NEAP_KLT_TILE ? n - first : NEAP_KLT_TILE;
+        for (uint32_t c = 0; c < width; c += NEAP_KLT_STRIP) {
+            float strip[NEAP_KLT_STRIP * NEAP_KLT_TILE] = {0};
+            const uint32_t rows = width - c < NEAP_KLT_STRIP ? width - c : NEAP_KLT_STRIP;
+            e->kernel->widen(a + (size_t)c * n + first, n, rows, step, strip);
+            add_strip(e, p, strip, first, step, c);
         }
     }
+}
+
+/* y += a tile's n columns of G by x, the integer components in their units; three quads are two
+ * strips. */
+static void project_tile(const encoding *e, const panels *p, const neap_klt_basis *basis,
+                         uint32_t tile, uint32_t column, uint32_t n) {
+    enum { QUADS = 3, QUAD = 4 * NEAP_KLT_TILE, STRIP = NEAP_KLT_STRIP * NEAP_KLT_TILE };
+    const uint16_t *g = basis->g + (size_t)tile * basis->n_exact * NEAP_KLT_TILE;
+    for (uint32_t c = 0; c < basis->n_exact; c += NEAP_KLT_STRIP) {
+        float strip[STRIP] = {0};
+        const uint32_t left = basis->n_exact - c,
+                       rows = left < NEAP_KLT_STRIP ? left : NEAP_KLT_STRIP;
+        e->kernel->widen(g + (size_t)c * NEAP_KLT_TILE, NEAP_KLT_TILE, rows, n, strip);
+        add_strip(e, p, strip, column, n, c);
+    }
+    for (uint32_t q = 0; q < basis->n_quads; q += QUADS) {
+        float strips[2 * STRIP] = {0};
+        const uint32_t row = basis->n_exact + 4 * q;
+        for (uint32_t i = 0; i < QUADS && q + i < basis->n_quads; i++)
+            e->kernel->widen_quad(basis, tile, q + i, strips + i * QUAD);
+        add_strip(e, p, strips, column, n, row);
+        add_strip(e, p, strips + STRIP, column, n, row + NEAP_KLT_STRIP);
+    }
+}
+
+/* y = G x. */
+static void project_on_g(const encoding *e, const panels *p, const neap_klt_group *group,
+                         const neap_klt_basis *basis) {
+    clear(p);
+    for (neap_klt_head head = {0}; neap_klt_next_head(e->block, group, &head);)
+        for (uint32_t at = 0; at < head.dim; at += NEAP_KLT_TILE) {
+            const uint32_t left = head.dim - at, n = left < NEAP_KLT_TILE ? left : NEAP_KLT_TILE;
+            project_tile(e, p, basis, head.tile + at / NEAP_KLT_TILE, head.column + at, n);
+        }
+    for (uint32_t b = 0; b < p->n_blocks; b++)
+        for (uint32_t c = basis->n_exact; c < basis->n_components; c++)
+            for (uint32_t r = 0; r < NEAP_KLT_TILE; r++)
+                p->y[b * p->y_pitch + (size_t)c * NEAP_KLT_TILE + r] *=
+                    basis->inverse_unit[c - basis->n_exact];
 }
 
 /* Whether what the components do not span is worth measuring: not for a few of the directions. */
@@ -328,18 +390,29 @@ static bool is_measured(const neap_klt_basis *basis) {
     return basis->metric && 4 * basis->n_components < 3 * basis->n_columns;
 }
 
-/* |x S|^2 of 64 rows. */
-static void measure_rows(const encoding *e, const neap_klt_group *group,
-                         const neap_klt_basis *basis, uint32_t block, float power[NEAP_KLT_TILE]) {
-    const float *metric = basis->metric;
-    memset(power, 0, NEAP_KLT_TILE * sizeof *power);
+/* |x S|^2 of the rows; and x, where that is wanted, becomes S S x. */
+static void weigh_rows(const encoding *e, const panels *x, const neap_klt_group *group,
+                       const neap_klt_basis *basis, bool becomes, float *power) {
+    const uint16_t *metric = basis->metric;
+    memset(power, 0, NEAP_KLT_ROWS * sizeof *power);
     for (neap_klt_head head = {0}; neap_klt_next_head(e->block, group, &head);) {
-        project_all(e, metric, panel_at(e, basis, block, head.column), head.dim, head.dim, e->s.y);
-        for (uint32_t k = 0; k < head.dim; k++)
-            for (uint32_t r = 0; r < NEAP_KLT_TILE; r++)
-                power[r] += e->s.y[k * NEAP_KLT_TILE + r] * e->s.y[k * NEAP_KLT_TILE + r];
-        metric +=
-            (size_t)((head.dim + NEAP_KLT_STRIP - 1) / NEAP_KLT_STRIP) * head.dim * NEAP_KLT_STRIP;
+        const uint32_t dim = head.dim;
+        const size_t pitch = padded(dim);
+        const panels once = {x->n_blocks, x->x + (size_t)head.column * NEAP_KLT_TILE, x->y,
+                             x->x_pitch, pitch},
+                     twice = {x->n_blocks, once.y, once.y + x->n_blocks * pitch, pitch, pitch};
+        project_f16(e, &once, metric, dim, dim);
+        for (uint32_t b = 0; b < x->n_blocks; b++)
+            for (uint32_t k = 0; k < dim; k++)
+                for (uint32_t r = 0; r < NEAP_KLT_TILE; r++) {
+                    const float y = once.y[b * pitch + k * NEAP_KLT_TILE + r];
+                    power[b * NEAP_KLT_TILE + r] += y * y;
+                }
+        if (becomes) project_f16(e, &twice, metric, dim, dim);
+        for (uint32_t b = 0; becomes && b < x->n_blocks; b++)
+            memcpy(once.x + b * once.x_pitch, twice.y + b * pitch,
+                   (size_t)dim * NEAP_KLT_TILE * sizeof *once.x);
+        metric += (size_t)dim * dim;
     }
 }
 
@@ -349,25 +422,30 @@ static void code_group(encoding *e, uint32_t g, float *sum, uint8_t *codes) {
     const neap_klt_basis *basis = &e->model->bases[e->block->first_group + g];
     const uint32_t n_blocks = blocks_of_rows(e->chunk->n_rows);
     const bool measured = is_measured(basis);
-    float *error = e->s.error + (size_t)g * NEAP_KLT_ROWS;
+    const panels p = {n_blocks, e->s.panel, e->s.y, (size_t)basis->n_columns * NEAP_KLT_TILE,
+                      padded(basis->n_components)};
+    float *error = e->s.error + (size_t)g * NEAP_KLT_ROWS, all[NEAP_KLT_ROWS],
+          power[NEAP_KLT_ROWS] = {0};
     memset(error, 0, NEAP_KLT_ROWS * sizeof *error);
     load_panels(e, group, basis);
     e->kernel->centre(e->s.panel, basis->n_columns, n_blocks, e->s.coded, (float)e->n_coded, sum);
+    if (measured || !basis->f) weigh_rows(e, &p, group, basis, !basis->f, all);
+    if (basis->f)
+        project_f16(e, &p, basis->f, basis->n_columns, basis->n_components);
+    else
+        project_on_g(e, &p, group, basis);
     for (uint32_t b = 0; b < n_blocks; b++) {
-        float all[NEAP_KLT_TILE], power[NEAP_KLT_TILE] = {0}, *here = error + b * NEAP_KLT_TILE;
-        if (measured) measure_rows(e, group, basis, b, all);
-        project_all(e, basis->f, panel_at(e, basis, b, 0), basis->n_columns, basis->n_components,
-                    e->s.y);
         uint8_t *at = codes;
         for (uint32_t c = 0; c < basis->n_components; c++) {
             const uint32_t bits = basis->bits[c], bytes = bits * NEAP_KLT_TILE / 8;
             e->kernel->quantise(e->model, bits, basis->sd[c], basis->inverse_sd[c],
-                                e->s.y + (size_t)c * NEAP_KLT_TILE, at + b * bytes, here, power);
+                                p.y + b * p.y_pitch + (size_t)c * NEAP_KLT_TILE, at + b * bytes,
+                                error + b * NEAP_KLT_TILE, power + b * NEAP_KLT_TILE);
             at += n_blocks * bytes;
         }
-        for (uint32_t r = 0; measured && r < NEAP_KLT_TILE; r++)
-            if (all[r] - power[r] > all[r] * METRIC_NOISE) here[r] += all[r] - power[r];
     }
+    for (uint32_t r = 0; measured && r < n_blocks * NEAP_KLT_TILE; r++)
+        if (all[r] - power[r] > all[r] * METRIC_NOISE) error[r] += all[r] - power[r];
 }
 
 /* Errors of rows that cannot become outliers are zeroed in a copy of their pattern: errors are not

@@ -74,8 +74,8 @@ typedef struct neap_klt_group {
     float outlier_error;
     const uint8_t *bits; /* [n_components] 1 .. NEAP_KLT_BITS, not ascending */
     const float *sd;     /* [n_components] finite, above 0, not ascending */
-    /* f16 [n_columns][n_components]. NULL where the metric is given: not stored, half the file;
-     * opening then finds it from g and the metric (some 50 ms a group of 1024 columns). */
+    /* f16 [n_columns][n_components]. NULL where the metric is given: half the file, and of the
+     * memory, is not needed; then y = (x - mean) S S g', up to the rounding of g. */
     const uint16_t *f;
     const uint16_t *g; /* f16 [n_components][n_columns] */
     /* S, f16, symmetric: for each head of each plane, in the order of the columns, [dim][dim]; B is

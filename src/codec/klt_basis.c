@@ -25,20 +25,19 @@ static void *take(uint8_t *base, size_t *at, size_t bytes) {
     return taken;
 }
 
+/* Integers of all columns, and what one of them is worth. */
+typedef struct integers {
+    int8_t *codes;
+    float *step;
+    int32_t *sum; /* or NULL */
+} integers;
+
 typedef struct basis_parts {
     uint8_t *bits;
-    float *sd, *inverse_sd, *g, *step, *f, *metric;
-    int8_t *g8;
-    int32_t *g8_sum;
+    float *sd, *inverse_sd, *inverse_unit;
+    uint16_t *g, *f, *metric;
+    integers g8, rest8;
 } basis_parts;
-
-static uint32_t strips(uint32_t n) {
-    return (n + NEAP_KLT_STRIP - 1) / NEAP_KLT_STRIP;
-}
-
-static size_t metric_floats(uint32_t dim) {
-    return (size_t)strips(dim) * dim * NEAP_KLT_STRIP;
-}
 
 /* Lays the parts out from base (NULL: only asks for the size); returns their size. */
 static size_t lay_out(const neap_klt_block *block, const neap_klt_group *group,
@@ -48,27 +47,24 @@ static size_t lay_out(const neap_klt_block *block, const neap_klt_group *group,
     parts->bits = take(base, &at, n);
     parts->sd = take(base, &at, n * sizeof(float));
     parts->inverse_sd = take(base, &at, n * sizeof(float));
-    parts->step = take(base, &at, columns * sizeof(float));
-    parts->g8_sum = take(base, &at, columns * sizeof(int32_t));
-    parts->g = take(base, &at, columns * basis->n_exact * sizeof(float));
-    parts->g8 = take(base, &at, columns * basis->n_quads * 4);
-    parts->f = take(base, &at,
-                    (size_t)strips(basis->n_components) * basis->n_columns * NEAP_KLT_STRIP *
-                        sizeof(float));
-    parts->metric = NULL;
+    parts->g8.step = take(base, &at, columns * sizeof(float));
+    parts->g8.sum = take(base, &at, columns * sizeof(int32_t));
+    parts->g = take(base, &at, columns * basis->n_exact * sizeof *parts->g);
+    parts->g8.codes = take(base, &at, columns * basis->n_quads * 4);
+    parts->metric = parts->f = NULL;
+    parts->rest8 = (integers){0};
+    parts->inverse_unit = NULL;
     if (group->metric)
-        parts->metric = take(base, &at,
-                             (metric_floats(block->k_head_dim) + metric_floats(block->v_head_dim)) *
-                                 block->n_layers * group->n_heads * sizeof(float));
+        parts->metric =
+            take(base, &at, neap_klt_metric_values(block, group) * sizeof *parts->metric);
+    if (group->f) {
+        parts->f = take(base, &at, n * basis->n_columns * sizeof *parts->f);
+        return at;
+    }
+    parts->rest8.codes = take(base, &at, columns * basis->n_quads * 4);
+    parts->rest8.step = take(base, &at, columns * sizeof(float));
+    parts->inverse_unit = take(base, &at, (size_t)4 * basis->n_quads * sizeof(float));
     return at;
-}
-
-/* The first width columns of src[n][pitch] as f32 strips: dst[strip][n][NEAP_KLT_STRIP]. */
-static void put_strips(const uint16_t *src, size_t pitch, uint32_t n, uint32_t width, float *dst) {
-    for (uint32_t j = 0; j < n; j++)
-        for (uint32_t c = 0; c < width; c++)
-            dst[((size_t)(c / NEAP_KLT_STRIP) * n + j) * NEAP_KLT_STRIP + c % NEAP_KLT_STRIP] =
-                neap_f32_of_f16(src[j * pitch + c]);
 }
 
 static float largest_of(const float *table, uint32_t bits) {
@@ -124,21 +120,26 @@ static void factor(const uint16_t *metric, uint32_t n, double *l) {
         }
 }
 
+/* What the weights of a component that becomes integers are G times. */
+static float unit_of(const neap_klt_model *model, const neap_klt_group *group, uint32_t c) {
+    const uint32_t bits = group->bits[c];
+    return group->sd[c] * (largest_of(model->tables[bits], bits) * (1 / 127.0f));
+}
+
 /* The head's columns of G: the f32 components as they are, the others into weights. */
 static void put_exact(const neap_klt_model *model, const neap_klt_group *group,
                       const neap_klt_basis *basis, const basis_parts *parts,
                       const neap_klt_head *head, rounding *work) {
     for (uint32_t c = 0; c < basis->n_components; c++) {
-        const uint32_t bits = group->bits[c];
         const uint16_t *row = group->g + (size_t)c * basis->n_columns + head->column;
         if (c < basis->n_exact) {
             for (uint32_t i = 0; i < head->dim; i++)
                 parts->g[((size_t)(head->tile + i / NEAP_KLT_TILE) * basis->n_exact + c) *
                              NEAP_KLT_TILE +
-                         i % NEAP_KLT_TILE] = neap_f32_of_f16(row[i]);
+                         i % NEAP_KLT_TILE] = row[i];
             continue;
         }
-        const float unit = group->sd[c] * (largest_of(model->tables[bits], bits) * (1 / 127.0f));
+        const float unit = unit_of(model, group, c);
         for (uint32_t i = 0; i < head->dim; i++)
             work->weights[(size_t)i * work->n + c - basis->n_exact] =
                 neap_f32_of_f16(row[i]) * unit;
@@ -146,10 +147,10 @@ static void put_exact(const neap_klt_model *model, const neap_klt_group *group,
 }
 
 /* Integers of the column of a head that is column at of the tiles. */
-static void round_column(const neap_klt_basis *basis, const basis_parts *parts, size_t at,
+static void round_column(const neap_klt_basis *basis, const integers *out, size_t at,
                          const float *weights, const float *target, uint32_t n, float *error) {
     const size_t tile = at / NEAP_KLT_TILE, lane = at % NEAP_KLT_TILE;
-    int8_t *g8 = parts->g8 + (tile * basis->n_quads * NEAP_KLT_TILE + lane) * 4;
+    int8_t *g8 = out->codes + (tile * basis->n_quads * NEAP_KLT_TILE + lane) * 4;
     float largest = 0;
     int32_t sum = 0;
     for (uint32_t c = 0; c < n; c++)
@@ -161,27 +162,40 @@ static void round_column(const neap_klt_basis *basis, const basis_parts *parts, 
         error[c] = code * step - weights[c];
         sum += (int32_t)code;
     }
-    parts->step[at] = step;
-    parts->g8_sum[at] = sum;
+    out->step[at] = step;
+    if (out->sum) out->sum[at] = sum;
 }
 
-static void put_integers(const neap_klt_basis *basis, const basis_parts *parts,
-                         const neap_klt_head *head, const uint16_t *metric, rounding *work) {
+/* The head's columns of the weights; shaped: by the metric's root. */
+static void put_integers(const neap_klt_basis *basis, const neap_klt_head *head, bool shaped,
+                         rounding *work, const integers *out) {
     const uint32_t n = work->n, dim = head->dim;
-    if (metric) factor(metric, dim, work->root);
     for (uint32_t i = dim; i-- > 0;) {
         const float *weights = work->weights + (size_t)i * n;
         memcpy(work->target, weights, n * sizeof *weights);
-        for (uint32_t j = i + 1; metric && j < dim; j++) {
+        for (uint32_t j = i + 1; shaped && j < dim; j++) {
             const float share =
                 (float)(work->root[(size_t)j * dim + i] / work->root[(size_t)i * dim + i]);
             const float *error = work->error + (size_t)j * n;
             for (uint32_t c = 0; c < n; c++)
                 work->target[c] -= share * error[c];
         }
-        round_column(basis, parts, (size_t)head->tile * NEAP_KLT_TILE + i, weights, work->target, n,
+        round_column(basis, out, (size_t)head->tile * NEAP_KLT_TILE + i, weights, work->target, n,
                      work->error + (size_t)i * n);
     }
+}
+
+/* The head's columns of all that is made of G and S. */
+static void put_head(const neap_klt_model *model, const neap_klt_group *group,
+                     const neap_klt_basis *basis, const basis_parts *parts,
+                     const neap_klt_head *head, const uint16_t *metric, rounding *work) {
+    put_exact(model, group, basis, parts, head, work);
+    if (metric) factor(metric, head->dim, work->root);
+    put_integers(basis, head, metric, work, &parts->g8);
+    if (group->f) return;
+    for (size_t i = 0; i < (size_t)head->dim * work->n; i++)
+        work->weights[i] = -work->error[i];
+    put_integers(basis, head, metric, work, &parts->rest8);
 }
 
 static void count_basis(const neap_klt_block *block, const neap_klt_group *group,
@@ -214,31 +228,34 @@ static int make_basis(neap_klt_model *model, const neap_klt_block *block, uint32
     memcpy(parts.sd, group->sd, basis->n_components * sizeof *parts.sd);
     for (uint32_t c = 0; c < basis->n_components; c++)
         parts.inverse_sd[c] = 1 / parts.sd[c];
-    if (group->f)
-        put_strips(group->f, basis->f_width, basis->n_columns, basis->n_components, parts.f);
+    for (uint32_t c = 0; group->f && c < basis->n_components; c++)
+        for (uint32_t j = 0; j < basis->n_columns; j++)
+            parts.f[(size_t)c * basis->n_columns + j] = group->f[(size_t)j * basis->f_width + c];
+    for (uint32_t c = basis->n_exact; !group->f && c < basis->n_components; c++)
+        parts.inverse_unit[c - basis->n_exact] = 1 / unit_of(model, group, c);
+    if (group->metric)
+        memcpy(parts.metric, group->metric,
+               neap_klt_metric_values(block, group) * sizeof *parts.metric);
     rounding work;
-    int err = make_rounding(block, basis, &work);
+    const int err = make_rounding(block, basis, &work);
     const uint16_t *metric = group->metric;
-    float *metric_out = parts.metric;
     for (neap_klt_head head = {0}; !err && neap_klt_next_head(block, group, &head);) {
-        put_exact(model, group, basis, &parts, &head, &work);
-        put_integers(basis, &parts, &head, metric, &work);
-        if (!metric) continue;
-        put_strips(metric, head.dim, head.dim, head.dim, metric_out);
-        metric += (size_t)head.dim * head.dim;
-        metric_out += metric_floats(head.dim);
+        put_head(model, group, basis, &parts, &head, metric, &work);
+        if (metric) metric += (size_t)head.dim * head.dim;
     }
     free_rounding(&work);
     basis->bits = group->bits = parts.bits;
     basis->sd = group->sd = parts.sd;
     basis->inverse_sd = parts.inverse_sd;
     basis->g = parts.g;
-    basis->g8 = parts.g8;
-    basis->g8_sum = parts.g8_sum;
-    basis->step = parts.step;
-    basis->f = parts.f;
+    basis->g8 = parts.g8.codes;
+    basis->g8_sum = parts.g8.sum;
+    basis->step = parts.g8.step;
     basis->metric = parts.metric;
-    if (!err && !group->f) err = neap_klt_derive_f(block, group, basis, parts.f);
+    basis->f = parts.f;
+    basis->rest8 = parts.rest8.codes;
+    basis->rest_step = parts.rest8.step;
+    basis->inverse_unit = parts.inverse_unit;
     group->f = group->g = group->metric = NULL;
     return err;
 }

@@ -28,12 +28,16 @@ typedef struct neap_klt_basis {
     const uint8_t *bits;     /* [n_components] */
     const float *sd;         /* [n_components] */
     const float *inverse_sd; /* [n_components] */
-    const float *g;          /* [n_tiles][n_exact][64] */
+    const uint16_t *g;       /* f16 [n_tiles][n_exact][64] */
     const int8_t *g8;        /* [n_tiles][n_quads][64][4] */
     const int32_t *g8_sum;   /* [n_tiles][64] over the components */
     const float *step;       /* [n_tiles][64] of g8 */
-    const float *f;          /* [strips of components][n_columns][NEAP_KLT_STRIP] */
-    const float *metric;     /* of each head [strips of dim][dim][NEAP_KLT_STRIP], or NULL */
+    const uint16_t *metric;  /* f16, of each head [dim][dim], or NULL */
+    /* To encode: F', or what g8 leaves of G: (g8 step + rest8 rest_step) * inverse_unit. */
+    const uint16_t *f;         /* f16 [n_components][n_columns], or NULL */
+    const int8_t *rest8;       /* like g8 */
+    const float *rest_step;    /* like step */
+    const float *inverse_unit; /* [4 * n_quads] */
 } neap_klt_basis;
 
 /* A RoPE table in turns: exact products with any position. */
@@ -73,6 +77,9 @@ typedef struct neap_klt_head {
 /* *head zeroed: the first head; false past the last. */
 bool neap_klt_next_head(const neap_klt_block *block, const neap_klt_group *group,
                         neap_klt_head *head);
+
+/* Elements of the metric of all heads of a group. */
+uint64_t neap_klt_metric_values(const neap_klt_block *block, const neap_klt_group *group);
 
 /* Rows of one head: f16, stride bytes apart, and the turns of their pairs (mode NONE: not used). */
 typedef struct neap_klt_rows {
@@ -116,9 +123,12 @@ typedef struct neap_klt_kernel {
     /* Means of the components over so many rows: y_mean[components, to whole quads]. */
     void (*means)(const neap_klt_basis *basis, const float *y, const uint8_t *y8, uint32_t n_blocks,
                   float count, float *y_mean);
-    /* y[NEAP_KLT_STRIP][64] += a' x, in the order of n: a[n][NEAP_KLT_STRIP], x[n][64].
-     * ahead: the a of the next call, which is fetched meanwhile. */
-    void (*project)(const float *a, const float *ahead, const float *x, uint32_t n, float *y);
+    /* a[n_rows][64]: n <= 64 elements of each row of f16, pitch of them apart. */
+    void (*widen)(const uint16_t *rows, size_t pitch, uint32_t n_rows, uint32_t n, float *a);
+    /* a[4][64]: what a quad of a tile is to encode, before inverse_unit. */
+    void (*widen_quad)(const neap_klt_basis *basis, uint32_t tile, uint32_t quad, float *a);
+    /* y[NEAP_KLT_STRIP][64] += a x, in the order of n: a[NEAP_KLT_STRIP][64], x[n][64]. */
+    void (*project)(const float *a, const float *x, uint32_t n, float *y);
     /* Codes of a component of 64 rows; adds (y - y^)^2 to each row's error, y^2 to its power. */
     void (*quantise)(const neap_klt_model *model, uint32_t bits, float sd, float inverse_sd,
                      const float *y, uint8_t *codes, float *error, float *power);
@@ -142,12 +152,8 @@ int neap_klt_model_build(const neap_klt_spec *spec, const char *name, uint8_t **
  * frees it after. Fails: NEAP_E_BOUND (see neap_klt_model_open_at()); -ENOMEM. */
 int neap_klt_model_set_ratio(neap_klt_model *model, double ratio, uint8_t **ret_bits);
 /* What the kernels use, from a model whose spec shows the file's matrices; those are then NULL.
- * Fails: NEAP_E_CORRUPT (F does not follow from G and the metric); -ENOMEM. */
+ * Fails: -ENOMEM. */
 int neap_klt_make_bases(neap_klt_model *model);
-/* f[strips of components][n_columns][NEAP_KLT_STRIP] of G and the metric: of the basis, its counts
- * and metric are used. Fails: NEAP_E_CORRUPT (they do not belong together); -ENOMEM. */
-int neap_klt_derive_f(const neap_klt_block *block, const neap_klt_group *group,
-                      const neap_klt_basis *basis, float *f);
 /* Scratch of one call for a block. */
 size_t neap_klt_block_scratch(const neap_klt_model *model, uint32_t block);
 

@@ -34,6 +34,7 @@
 #define TILE NEAP_KLT_TILE
 #define STRIP NEAP_KLT_STRIP
 #define PITCH NEAP_KLT_PITCH
+#define EXACT_STEP 64u /* components of a tile whose weights, as f32, the first cache holds */
 #ifndef product_strip
 #define product_strip(basis, tile, at, mu, y8, out, pitch) \
     product_low(basis, tile, at, mu, y8, STRIP, out, pitch)
@@ -117,17 +118,26 @@ INLINE void product_low(const neap_klt_basis *basis, size_t tile, uint32_t at, c
                             vf_load(mu + at + t * VL)));
 }
 
-/* Adds the others. */
-INLINE void product_exact(const neap_klt_basis *basis, size_t tile, uint32_t at, const float *y,
-                          const uint32_t n_rows, float *out, size_t pitch) {
-    const float *g = basis->g + tile * basis->n_exact * TILE + at;
+static void widen(const uint16_t *rows, size_t pitch, uint32_t n_rows, uint32_t n, float *a) {
+    for (uint32_t r = 0; r < n_rows; r++, rows += pitch, a += TILE) {
+        uint32_t i = 0;
+        for (; i + VL <= n; i += VL)
+            vf_store(a + i, vf_load_f16(rows + i));
+        for (; i < n; i++)
+            a[i] = neap_f32_of_f16(rows[i]);
+    }
+}
+
+/* Adds n of the others, TV vectors of columns of g[n][TILE]. */
+INLINE void product_exact(const float *g, uint32_t n, const float *y, const uint32_t n_rows,
+                          float *out, size_t pitch) {
     vf x[STRIP][TV];
 #pragma GCC unroll 6
     for (uint32_t r = 0; r < n_rows; r++)
 #pragma GCC unroll 4
         for (uint32_t t = 0; t < TV; t++)
-            x[r][t] = vf_load(out + r * pitch + at + t * VL);
-    for (uint32_t c = 0; c < basis->n_exact; c++, g += TILE, y += PITCH) {
+            x[r][t] = vf_load(out + r * pitch + t * VL);
+    for (uint32_t c = 0; c < n; c++, g += TILE, y += PITCH) {
         vf w[TV];
 #pragma GCC unroll 4
         for (uint32_t t = 0; t < TV; t++)
@@ -144,7 +154,7 @@ INLINE void product_exact(const neap_klt_basis *basis, size_t tile, uint32_t at,
     for (uint32_t r = 0; r < n_rows; r++)
 #pragma GCC unroll 4
         for (uint32_t t = 0; t < TV; t++)
-            vf_store(out + r * pitch + at + t * VL, x[r][t]);
+            vf_store(out + r * pitch + t * VL, x[r][t]);
 }
 
 static void product(const neap_klt_basis *basis, uint32_t tile, const float *mu, const float *y,
@@ -155,10 +165,18 @@ static void product(const neap_klt_basis *basis, uint32_t tile, const float *mu,
             product_strip(basis, tile, at, mu, y8 + 4 * (size_t)r, out + r * pitch, pitch);
         for (uint32_t r = strips; r < n_rows; r++)
             product_low(basis, tile, at, mu, y8 + 4 * (size_t)r, 1, out + r * pitch, pitch);
-        for (uint32_t r = 0; r < strips && basis->n_exact; r += STRIP)
-            product_exact(basis, tile, at, y + r, STRIP, out + r * pitch, pitch);
-        for (uint32_t r = strips; r < n_rows && basis->n_exact; r++)
-            product_exact(basis, tile, at, y + r, 1, out + r * pitch, pitch);
+    }
+    for (uint32_t first = 0; first < basis->n_exact; first += EXACT_STEP) {
+        float g[EXACT_STEP * TILE] __attribute__((aligned(64)));
+        const uint32_t left = basis->n_exact - first, n = left < EXACT_STEP ? left : EXACT_STEP;
+        const float *from = y + (size_t)first * PITCH;
+        widen(basis->g + ((size_t)tile * basis->n_exact + first) * TILE, TILE, n, TILE, g);
+        for (uint32_t at = 0; at < TILE; at += TV * VL) {
+            for (uint32_t r = 0; r < strips; r += STRIP)
+                product_exact(g + at, n, from + r, STRIP, out + r * pitch + at, pitch);
+            for (uint32_t r = strips; r < n_rows; r++)
+                product_exact(g + at, n, from + r, 1, out + r * pitch + at, pitch);
+        }
     }
 }
 
@@ -166,7 +184,8 @@ static void product_mean(const neap_klt_basis *basis, uint32_t tile, const float
     const size_t first = (size_t)tile * TILE;
     for (uint32_t at = 0; at < TILE; at += VL) {
         const int8_t *g8 = basis->g8 + (first * basis->n_quads + at) * 4;
-        const float *g = basis->g + first * basis->n_exact + at, *low = y + basis->n_exact;
+        const uint16_t *g = basis->g + first * basis->n_exact + at;
+        const float *low = y + basis->n_exact;
         vf x = vf_set1(0);
         for (uint32_t q = 0; q < basis->n_quads; q++, g8 += 4 * TILE, low += 4) {
             const vi w = vi_load(g8);
@@ -177,7 +196,7 @@ static void product_mean(const neap_klt_basis *basis, uint32_t tile, const float
         }
         x = vf_mul(x, vf_load(basis->step + first + at));
         for (uint32_t c = 0; c < basis->n_exact; c++, g += TILE)
-            x = vf_fma(vf_set1(y[c]), vf_load(g), x);
+            x = vf_fma(vf_set1(y[c]), vf_load_f16(g), x);
         vf_store(out + at, x);
     }
 }
@@ -292,7 +311,25 @@ static void transpose(const float *x, size_t pitch, uint32_t dim, float *panel) 
             panel[(size_t)j * TILE + r] = x[r * pitch + j];
 }
 
-static void project(const float *a, const float *ahead, const float *x, uint32_t n, float *y) {
+#define WIDEN_BYTE(i)                                                         \
+    vf_store(a + at + (i)*TILE, vf_fma(vf_of_vi(vi_byte(rest, i)), rest_step, \
+                                       vf_mul(vf_of_vi(vi_byte(codes, i)), step)))
+
+static void widen_quad(const neap_klt_basis *basis, uint32_t tile, uint32_t quad, float *a) {
+    const size_t from = ((size_t)tile * basis->n_quads + quad) * TILE * 4;
+    for (uint32_t at = 0; at < TILE; at += VL) {
+        const vi codes = vi_load(basis->g8 + from + 4 * (size_t)at),
+                 rest = vi_load(basis->rest8 + from + 4 * (size_t)at);
+        const vf step = vf_load(basis->step + (size_t)tile * TILE + at),
+                 rest_step = vf_load(basis->rest_step + (size_t)tile * TILE + at);
+        WIDEN_BYTE(0);
+        WIDEN_BYTE(1);
+        WIDEN_BYTE(2);
+        WIDEN_BYTE(3);
+    }
+}
+
+static void project(const float *a, const float *x, uint32_t n, float *y) {
     for (uint32_t at = 0; at < TILE; at += TV * VL) {
         const float *from = x + at, *by = a;
         vf sum[STRIP][TV];
@@ -301,15 +338,14 @@ static void project(const float *a, const float *ahead, const float *x, uint32_t
 #pragma GCC unroll 4
             for (uint32_t t = 0; t < TV; t++)
                 sum[k][t] = vf_load(y + k * TILE + at + t * VL);
-        for (uint32_t j = 0; j < n; j++, from += TILE, by += STRIP) {
+        for (uint32_t j = 0; j < n; j++, from += TILE, by++) {
             vf w[TV];
 #pragma GCC unroll 4
             for (uint32_t t = 0; t < TV; t++)
                 w[t] = vf_load(from + t * VL);
-            if (at == 0) __builtin_prefetch(ahead + (size_t)j * STRIP);
 #pragma GCC unroll 6
             for (uint32_t k = 0; k < STRIP; k++) {
-                const vf s = vf_set1(by[k]);
+                const vf s = vf_set1(by[k * TILE]);
 #pragma GCC unroll 4
                 for (uint32_t t = 0; t < TV; t++)
                     sum[k][t] = vf_fma(w[t], s, sum[k][t]);
@@ -455,6 +491,8 @@ const neap_klt_kernel KLT_KERNEL = {
     .transpose = transpose,
     .centre = centre,
     .means = means,
+    .widen = widen,
+    .widen_quad = widen_quad,
     .project = project,
     .quantise = quantise,
 };

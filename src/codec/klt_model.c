@@ -70,7 +70,7 @@ bool neap_klt_next_head(const neap_klt_block *block, const neap_klt_group *group
     return true;
 }
 
-static uint64_t metric_values(const neap_klt_block *block, const neap_klt_group *group) {
+uint64_t neap_klt_metric_values(const neap_klt_block *block, const neap_klt_group *group) {
     const uint64_t k = block->k_head_dim, v = block->v_head_dim;
     return (k * k + v * v) * block->n_layers * group->n_heads;
 }
@@ -90,7 +90,7 @@ static uint64_t section_bytes(const neap_klt_spec *spec, uint32_t kind, const ne
     case COMPONENTS:
         return (uint64_t)group->n_components * 5;
     case METRIC:
-        return metric_values(block, group) * 2;
+        return neap_klt_metric_values(block, group) * 2;
     default:
         return columns * group->n_components * 2;
     }
@@ -221,7 +221,7 @@ static const char *check_group_values(const neap_klt_spec *spec) {
                     return "the deviation of a component";
             }
             if ((group->f && !all_finite(group->f, n)) || !all_finite(group->g, n) ||
-                (group->metric && !all_finite(group->metric, metric_values(b, group))))
+                (group->metric && !all_finite(group->metric, neap_klt_metric_values(b, group))))
                 return "an element of a matrix is not finite";
         }
     }
@@ -548,8 +548,7 @@ static int parse(const void *bytes, size_t len, uint64_t digest, double ratio, c
     uint8_t *bits = NULL;
     if (!wrong && !err && ratio > 0 && (float)ratio != spec->ratio)
         err = neap_klt_model_set_ratio(model, ratio, &bits);
-    if (!wrong && !err && (err = neap_klt_make_bases(model)) == NEAP_E_CORRUPT)
-        refuse(name, err, "damaged: F does not follow from G and the metric");
+    if (!wrong && !err) err = neap_klt_make_bases(model);
     free(bits);
     if (err)
         neap_klt_model_close(model);

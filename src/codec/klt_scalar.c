@@ -43,7 +43,7 @@ static void product(const neap_klt_basis *basis, uint32_t tile, const float *mu,
                     const uint8_t *y8, uint32_t n_rows, float *out, size_t pitch) {
     const size_t at = (size_t)tile * NEAP_KLT_TILE;
     const int8_t *g8 = basis->g8 + at * basis->n_quads * 4;
-    const float *g = basis->g + at * basis->n_exact;
+    const uint16_t *g = basis->g + at * basis->n_exact;
     for (uint32_t r = 0; r < n_rows; r++)
         for (uint32_t j = 0; j < NEAP_KLT_TILE; j++) {
             int32_t sum = 0;
@@ -53,7 +53,8 @@ static void product(const neap_klt_basis *basis, uint32_t tile, const float *mu,
                            g8[((size_t)q * NEAP_KLT_TILE + j) * 4 + i];
             float x = fmaf((float)sum, basis->step[at + j], mu[j]);
             for (uint32_t c = 0; c < basis->n_exact; c++)
-                x = fmaf(y[(size_t)c * NEAP_KLT_PITCH + r], g[(size_t)c * NEAP_KLT_TILE + j], x);
+                x = fmaf(y[(size_t)c * NEAP_KLT_PITCH + r],
+                         neap_f32_of_f16(g[(size_t)c * NEAP_KLT_TILE + j]), x);
             out[r * pitch + j] = x;
         }
 }
@@ -61,7 +62,7 @@ static void product(const neap_klt_basis *basis, uint32_t tile, const float *mu,
 static void product_mean(const neap_klt_basis *basis, uint32_t tile, const float *y, float *out) {
     const size_t at = (size_t)tile * NEAP_KLT_TILE;
     const int8_t *g8 = basis->g8 + at * basis->n_quads * 4;
-    const float *g = basis->g + at * basis->n_exact;
+    const uint16_t *g = basis->g + at * basis->n_exact;
     for (uint32_t j = 0; j < NEAP_KLT_TILE; j++) {
         float x = 0;
         for (uint32_t i = 0; i < 4 * basis->n_quads; i++)
@@ -69,7 +70,7 @@ static void product_mean(const neap_klt_basis *basis, uint32_t tile, const float
                      x);
         x *= basis->step[at + j];
         for (uint32_t c = 0; c < basis->n_exact; c++)
-            x = fmaf(y[c], g[(size_t)c * NEAP_KLT_TILE + j], x);
+            x = fmaf(y[c], neap_f32_of_f16(g[(size_t)c * NEAP_KLT_TILE + j]), x);
         out[j] = x;
     }
 }
@@ -124,14 +125,28 @@ static void transpose(const float *x, size_t pitch, uint32_t dim, float *panel) 
             panel[(size_t)j * NEAP_KLT_TILE + r] = x[r * pitch + j];
 }
 
-static void project(const float *a, const float *ahead, const float *x, uint32_t n, float *y) {
-    (void)ahead;
+static void widen(const uint16_t *rows, size_t pitch, uint32_t n_rows, uint32_t n, float *a) {
+    for (uint32_t r = 0; r < n_rows; r++)
+        for (uint32_t i = 0; i < n; i++)
+            a[r * NEAP_KLT_TILE + i] = neap_f32_of_f16(rows[r * pitch + i]);
+}
+
+static void widen_quad(const neap_klt_basis *basis, uint32_t tile, uint32_t quad, float *a) {
+    const size_t at = ((size_t)tile * basis->n_quads + quad) * NEAP_KLT_TILE * 4;
+    const float *step = basis->step + (size_t)tile * NEAP_KLT_TILE,
+                *rest_step = basis->rest_step + (size_t)tile * NEAP_KLT_TILE;
+    for (uint32_t j = 0; j < NEAP_KLT_TILE; j++)
+        for (uint32_t i = 0; i < 4; i++)
+            a[i * NEAP_KLT_TILE + j] = fmaf(basis->rest8[at + 4 * (size_t)j + i], rest_step[j],
+                                            basis->g8[at + 4 * (size_t)j + i] * step[j]);
+}
+
+static void project(const float *a, const float *x, uint32_t n, float *y) {
     for (uint32_t k = 0; k < NEAP_KLT_STRIP; k++)
         for (uint32_t r = 0; r < NEAP_KLT_TILE; r++)
             for (uint32_t j = 0; j < n; j++)
-                y[k * NEAP_KLT_TILE + r] =
-                    fmaf(x[(size_t)j * NEAP_KLT_TILE + r], a[(size_t)j * NEAP_KLT_STRIP + k],
-                         y[k * NEAP_KLT_TILE + r]);
+                y[k * NEAP_KLT_TILE + r] = fmaf(x[(size_t)j * NEAP_KLT_TILE + r],
+                                                a[k * NEAP_KLT_TILE + j], y[k * NEAP_KLT_TILE + r]);
 }
 
 static bool is_finite(const uint16_t *row, size_t n) {
@@ -204,6 +219,8 @@ static const neap_klt_kernel scalar_kernel = {
     .transpose = transpose,
     .centre = centre,
     .means = means,
+    .widen = widen,
+    .widen_quad = widen_quad,
     .project = project,
     .quantise = quantise,
 };

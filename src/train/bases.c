@@ -3,9 +3,9 @@
  * A block's S is scaled so that its mean square is 1: its numbers then lie well inside f16. Bits
  * are allocated with the scale taken out again, for there errors of all blocks must mean the same.
  *
- * The file holds F of single heads, whose encoding is then faster, and S of wider groups, from
- * which F follows: there F would be half the file, and many components are not kept, whose part of
- * a row's error only S tells. */
+ * The file holds F of single heads, whose encoding is then faster, and S of wider groups, with
+ * which G does for F: there F would be half the file and of the memory of an open one, and many
+ * components are not kept, whose part of a row's error only S tells. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>

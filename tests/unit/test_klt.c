@@ -468,28 +468,47 @@ static void test_again(void) {
     tear_down(&f);
 }
 
-/* A file without F gives the F that the other holds; one whose G and S do not fit gives none. */
-static void test_derived_f(void) {
-    klt_problem with, without;
+/* Mean error, in the metric, of what a model made of the problem decodes. */
+static double error_of(klt_problem *p, const neap_klt_model *model, const neap_klt_chunk *was) {
+    neap_klt_chunk is;
+    size_t len;
+    double error = 0, floor;
+    void *scratch = klt_scratch(model);
+    uint8_t *coded = klt_alloc(neap_klt_bound(model, was), 1);
+    klt_chunk_make(p, 0, was->n_rows, 6, &is);
+    CHECK(neap_klt_encode(model, was, scratch, coded, neap_klt_bound(model, was), &len, NULL) == 0);
+    CHECK(neap_klt_decode(model, coded, len, &is, scratch) == 0);
+    for (uint32_t g = 0; g < p->blocks[0].n_groups; g++)
+        for (uint32_t r = 0; r < was->n_rows; r++)
+            error += klt_row_error(p, was, &is, g, r, &floor);
+    klt_chunk_free(p, &is);
+    free(scratch);
+    free(coded);
+    return error / was->n_rows;
+}
+
+/* Coding by G and S is as good as by F but for their rounding (2 % here; by the first integers of G
+ * alone it is 66 %), and an open model takes little more than its file. */
+static void test_without_f(void) {
     klt_shape shape = small;
+    shape.heads_a_group = 2;
+    shape.k_dim = shape.v_dim = shape.rope_dims = 64;
+    klt_problem with, without;
     klt_problem_make(&with, &shape, 3);
     shape.no_f = true;
     klt_problem_make(&without, &shape, 3);
-    neap_klt_model *a = klt_model_of(&with.spec), *b = klt_model_of(&without.spec), *none = NULL;
-    for (uint32_t g = 0; g < with.spec.n_groups; g++) {
-        const neap_klt_basis *p = &a->bases[g], *q = &b->bases[g];
-        const uint32_t n_strips = (p->n_components + NEAP_KLT_STRIP - 1) / NEAP_KLT_STRIP;
-        for (uint32_t i = 0; i < n_strips * p->n_columns * NEAP_KLT_STRIP; i++)
-            CHECK(fabsf(p->f[i] - q->f[i]) < 4e-3f); /* the largest are near 1 */
-    }
-    uint16_t *g = (uint16_t *)(uintptr_t)without.spec.groups[1].g;
-    for (uint32_t i = 0; i < without.spec.groups[1].n_components * without.columns[1]; i++)
-        g[i] = neap_f16_of_f32(neap_f32_of_f16(g[i]) * 2);
+    neap_klt_model *a = klt_model_of(&with.spec), *b = klt_model_of(&without.spec);
+    neap_klt_chunk chunk;
+    klt_chunk_make(&with, 0, 256, 6, &chunk);
+    klt_chunk_fill(&with, &chunk, NULL);
+    const double by_f = error_of(&with, a, &chunk), by_g = error_of(&without, b, &chunk);
+    CHECK(by_f > 0 && fabs(by_g - by_f) < 0.04 * by_f);
     uint8_t *bytes = NULL;
     size_t len = 0;
     CHECK(neap_klt_model_build(&without.spec, "test", &bytes, &len) == 0);
-    CHECK(neap_klt_model_parse(bytes, len, KLT_DIGEST, "test", &none) == NEAP_E_CORRUPT && !none);
+    CHECK(neap_klt_model_bytes(b) < len + len / 4);
     free(bytes);
+    klt_chunk_free(&with, &chunk);
     neap_klt_model_close(a);
     neap_klt_model_close(b);
     klt_problem_free(&with);
@@ -507,6 +526,6 @@ int main(void) {
     test_bounds();
     test_other_positions();
     test_again();
-    test_derived_f();
+    test_without_f();
     return 0;
 }
