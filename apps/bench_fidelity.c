@@ -5,6 +5,9 @@
  * expects after each of them is compared with what it expected on the untouched cache. All methods
  * are applied to the same exact cache, so that nothing but the method differs; the floor, which is
  * exact attention computed the other way (-fa off), says what a difference in rounding alone does.
+ * What takes long and depends on the model and the text alone - contexts that were read, the floor
+ * - is kept between runs (kept_context.h). Methods are single-threaded, so several compress at
+ * once.
  *
  * Matrix products of quantised weights round their input to 8 bits, by which any difference,
  * however small, grows to a KL of some 0.005. So the weights are widened to f32 first, unless asked
@@ -13,6 +16,8 @@
  * The tasks (tasks.h) work alike: the text is read exactly, compressed, then asked about. */
 #include <dirent.h>
 #include <errno.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -22,7 +27,9 @@
 #include "bench.h"
 #include "fidelity_method.h"
 #include "fidelity_score.h"
+#include "kept_context.h"
 #include "klt_file.h"
+#include "lowram.h"
 #include "proc.h"
 #include "tasks.h"
 #include "textfile.h"
@@ -32,6 +39,7 @@
 #define METHODS_MAX 64
 #define TEXTS_MAX 64
 #define TEXT_BYTES_MAX ((size_t)64 << 20)
+#define AT_ONCE_MAX 4u /* methods that compress, a state each */
 #define TASK_ROOM 256u /* tokens of a question and its answer */
 #define FLOOR "f16-fa-off"
 
@@ -44,6 +52,12 @@ static const char default_methods[] =
 static const char quick_methods[] =
     FLOOR ",q8,cachegen,q8_0-rotated,q4_0-rotated,klt-head:4,klt-joint:8";
 
+/* What a method makes of an exact state. */
+typedef struct compressed {
+    neap_kv_file state; /* no bytes: it failed */
+    neap_method_kept kept;
+} compressed;
+
 /* A method and what was measured of it in the context at hand. */
 typedef struct column {
     bool is_floor;
@@ -51,6 +65,8 @@ typedef struct column {
     neap_method method;
     neap_token_score *scores; /* [n_texts][N_NEXT] */
     uint64_t raw_bytes, kept_bytes, n_tokens, n_kept;
+    uint64_t text_bytes, text_tokens; /* kept of the text at hand */
+    compressed made;                  /* of the state at hand, while it is looked at */
     double task_sums[NEAP_TASK_KINDS];
 } column;
 
@@ -68,7 +84,9 @@ typedef struct bench {
     /* The model at hand. */
     const char *label;
     char weights[NEAP_PATH_MAX];
-    neap_session *session, *floor;
+    uint32_t n_ctx;
+    neap_session *session, *floor; /* the latter once it is needed */
+    neap_kept kept;
     column columns[METHODS_MAX];
     size_t n_columns;
     bool left_out; /* some method, somewhere */
@@ -77,14 +95,31 @@ typedef struct bench {
     size_t n_steps, n_done; /* of the progress bar */
 } bench;
 
+/* Asked to end: what is measured whole is reported. A second signal ends it at once. */
+static volatile sig_atomic_t stopped;
+
+static void stop(int number) {
+    (void)number;
+    stopped = 1;
+}
+
+static void stop_on_signals(void) {
+    struct sigaction action = {.sa_handler = stop, .sa_flags = (int)SA_RESETHAND};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
 static int no_memory(void) {
     return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
 }
 
-static void step(bench *b, const char *what) {
+/* Fails once it is to stop. */
+static int step(bench *b, const char *what) {
     char text[128];
     snprintf(text, sizeof text, "%s, %s", b->label, what);
     neap_progress_set((double)b->n_done++ / (double)b->n_steps, text);
+    return stopped ? NEAP_EXIT_FAILED : 0;
 }
 
 /* ---- texts ---- */
@@ -149,67 +184,138 @@ static int read_tokens(bench *b, const char *path, neap_tokens *ret_tokens) {
 
 /* ---- the cache, compressed ---- */
 
-/* Puts what the method makes of the exact state into the context. A method that cannot - a context
- * too short for it, a model it does not know - is left out, and the others go on. */
-static int load_compressed(bench *b, column *c, const neap_kv_file *exact,
-                           neap_method_kept *ret_kept) {
-    uint8_t *bytes = malloc(exact->n_bytes);
-    neap_kv_file state;
-    neap_method_kept kept = {0};
-    if (!bytes) return no_memory();
-    memcpy(bytes, exact->bytes, exact->n_bytes);
-    const int err = neap_kv_file_of_state(bytes, exact->n_bytes, &state);
-    if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(err));
-    c->is_out = neap_method_apply(&c->method, b->session, &state, &kept) != 0;
-    b->left_out |= c->is_out;
-    int status = c->is_out ? 0 : neap_session_set(b->session, &state);
-    if (!status && kept.tokens)
-        status = neap_session_keep_only(b->session, kept.tokens, kept.n_tokens);
+typedef struct compressor {
+    pthread_t thread;
+    bench *b;
+    column *column;
+    const neap_kv_file *exact;
+    int status;
+} compressor;
+
+static void free_made(column *c) {
+    neap_kv_file_free(&c->made.state);
+    free(c->made.kept.tokens);
+    c->made = (compressed){0};
+}
+
+/* A method that cannot - a context too short for it, a model it does not know - is left out, and
+ * the others go on. */
+static void *compress(void *ctx) {
+    compressor *job = ctx;
+    column *c = job->column;
+    const size_t n_bytes = job->exact->n_bytes;
+    uint8_t *bytes = malloc(n_bytes);
+    if (bytes) memcpy(bytes, job->exact->bytes, n_bytes);
+    const int err = bytes ? neap_kv_file_of_state(bytes, n_bytes, &c->made.state) : -ENOMEM;
+    if (err)
+        job->status =
+            neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", c->method.name, neap_strerror(err));
     else
-        kept.n_tokens = exact->n_cells;
-    free(kept.tokens);
-    kept.tokens = NULL;
-    *ret_kept = kept;
-    neap_kv_file_free(&state);
+        c->is_out =
+            neap_method_apply(&c->method, job->b->session, &c->made.state, &c->made.kept) != 0;
+    if (c->is_out) free_made(c);
+    return NULL;
+}
+
+/* Has the method of column i compress, unless it has, and the next ones at the same time: as many
+ * as there are threads. */
+static int make_compressed(bench *b, size_t i, const neap_kv_file *exact) {
+    const int asked = neap_option_threads();
+    const size_t n_cores = asked ? (size_t)asked : neap_cores();
+    compressor jobs[AT_ONCE_MAX];
+    size_t n = 0, n_started = 0;
+    if (b->columns[i].made.state.bytes) return 0;
+    for (; i < b->n_columns && n < n_cores && n < AT_ONCE_MAX; i++)
+        if (!b->columns[i].is_floor && !b->columns[i].is_out)
+            jobs[n++] = (compressor){.b = b, .column = &b->columns[i], .exact = exact};
+    while (n_started < n &&
+           pthread_create(&jobs[n_started].thread, NULL, compress, &jobs[n_started]) == 0)
+        n_started++;
+    for (size_t j = n_started; j < n; j++)
+        compress(&jobs[j]);
+    int status = 0;
+    for (size_t j = 0; j < n; j++) {
+        if (j < n_started) pthread_join(jobs[j].thread, NULL);
+        status = status ? status : jobs[j].status;
+        b->left_out |= jobs[j].column->is_out;
+    }
     return status;
+}
+
+/* Puts what the method made into the context. */
+static int load_compressed(bench *b, const column *c) {
+    const neap_method_kept *kept = &c->made.kept;
+    const int status = neap_session_set(b->session, &c->made.state);
+    if (status || !kept->tokens) return status;
+    return neap_session_keep_only(b->session, kept->tokens, kept->n_tokens);
 }
 
 /* ---- texts: how far expectations move ---- */
 
+static int open_floor(bench *b) {
+    const neap_session_options options = {.model_path = b->weights,
+                                          .n_ctx = b->n_ctx,
+                                          .threads = neap_option_threads(),
+                                          .no_flash_attention = true};
+    return b->floor ? 0 : neap_session_open(&options, &b->floor);
+}
+
 static int score_floor(bench *b, const neap_tokens *tokens, size_t context,
-                       const float **ret_logits) {
-    int status = neap_session_keep(b->floor, 0);
+                       const float *exact_logits, neap_token_score *scores) {
+    const size_t n_tokens = context + N_NEXT + 1, n_bytes = N_NEXT * sizeof *scores;
+    const float *logits;
+    if (neap_kept_find(&b->kept, FLOOR, tokens->ids, n_tokens, scores, n_bytes)) return 0;
+    int status = open_floor(b);
+    if (!status) status = neap_session_keep(b->floor, 0);
     if (!status) status = neap_session_read_watched(b->floor, tokens->ids, context);
-    if (!status) status = neap_session_logits(b->floor, tokens->ids + context, N_NEXT, ret_logits);
+    if (!status) status = neap_session_logits(b->floor, tokens->ids + context, N_NEXT, &logits);
+    if (status) return status;
+    neap_token_scores(exact_logits, logits, tokens->ids + context + 1, N_NEXT,
+                      neap_session_vocabulary(b->session), scores);
+    neap_kept_put(&b->kept, FLOOR, tokens->ids, n_tokens, scores, n_bytes);
+    return 0;
+}
+
+static int score_method(bench *b, column *c, const neap_tokens *tokens, size_t context,
+                        const float *exact_logits, neap_token_score *scores) {
+    const float *logits;
+    int status = load_compressed(b, c);
+    if (!status) status = neap_session_logits(b->session, tokens->ids + context, N_NEXT, &logits);
+    if (!status)
+        neap_token_scores(exact_logits, logits, tokens->ids + context + 1, N_NEXT,
+                          neap_session_vocabulary(b->session), scores);
     return status;
 }
 
 static int score_methods(bench *b, const neap_tokens *tokens, size_t context,
                          const neap_kv_file *exact, const float *exact_logits) {
-    const size_t n_vocab = neap_session_vocabulary(b->session);
     int status = 0;
     for (size_t i = 0; i < b->n_columns && !status; i++) {
         column *c = &b->columns[i];
-        const float *logits = NULL;
-        step(b, c->method.name);
-        if (c->is_out) continue;
-        if (c->is_floor) {
-            status = score_floor(b, tokens, context, &logits);
-        } else {
-            neap_method_kept kept = {0};
-            status = load_compressed(b, c, exact, &kept);
-            c->kept_bytes += kept.bytes;
-            c->n_kept += kept.n_tokens;
-            c->n_tokens += exact->n_cells;
-            c->raw_bytes += neap_method_raw_bytes(b->session, exact);
-            if (!status && !c->is_out)
-                status = neap_session_logits(b->session, tokens->ids + context, N_NEXT, &logits);
-        }
+        neap_token_score *scores = c->scores + b->n_used * N_NEXT;
+        status = step(b, c->method.name);
+        if (!status && c->is_floor) status = score_floor(b, tokens, context, exact_logits, scores);
+        if (status || c->is_floor || c->is_out) continue;
+        status = make_compressed(b, i, exact);
         if (!status && !c->is_out)
-            neap_token_scores(exact_logits, logits, tokens->ids + context + 1, N_NEXT, n_vocab,
-                              c->scores + b->n_used * N_NEXT);
+            status = score_method(b, c, tokens, context, exact_logits, scores);
+        c->text_bytes = c->made.kept.bytes;
+        c->text_tokens = c->made.kept.tokens ? c->made.kept.n_tokens : exact->n_cells;
+        free_made(c);
     }
     return status;
+}
+
+/* A text that every method was measured on. */
+static void count_text(bench *b, const neap_kv_file *exact) {
+    for (size_t i = 0; i < b->n_columns; i++) {
+        column *c = &b->columns[i];
+        c->kept_bytes += c->text_bytes;
+        c->n_kept += c->text_tokens;
+        c->n_tokens += exact->n_cells;
+        c->raw_bytes += neap_method_raw_bytes(b->session, exact);
+    }
+    b->n_used++;
 }
 
 static int measure_text(bench *b, const neap_tokens *tokens, size_t context) {
@@ -217,16 +323,17 @@ static int measure_text(bench *b, const neap_tokens *tokens, size_t context) {
     neap_kv_file exact = {0};
     const float *logits = NULL;
     float *kept = malloc(n_logits * sizeof *kept);
-    step(b, "reading");
-    int status = kept ? neap_session_keep(b->session, 0) : no_memory();
-    if (!status) status = neap_session_read_watched(b->session, tokens->ids, context);
+    int status = kept ? step(b, "reading") : no_memory();
+    if (!status) status = neap_kept_read(&b->kept, b->session, tokens->ids, context);
     if (!status) status = neap_session_get(b->session, &exact);
     if (!status) status = neap_session_logits(b->session, tokens->ids + context, N_NEXT, &logits);
     if (!status) {
         memcpy(kept, logits, n_logits * sizeof *kept);
         status = score_methods(b, tokens, context, &exact, kept);
     }
-    if (!status) b->n_used++;
+    for (size_t i = 0; i < b->n_columns; i++)
+        free_made(&b->columns[i]);
+    if (!status) count_text(b, &exact);
     neap_kv_file_free(&exact);
     free(kept);
     return status;
@@ -278,14 +385,17 @@ static int ask_methods(bench *b, int kind, const neap_task *task, const neap_tok
     int status = 0;
     for (size_t i = 0; i < b->n_columns && !status; i++) {
         column *c = &b->columns[i];
-        neap_method_kept unused;
         double score = 0;
-        step(b, c->method.name);
-        if (c->is_floor || c->is_out) continue;
-        status = load_compressed(b, c, exact, &unused);
+        status = step(b, c->method.name);
+        if (status || c->is_floor || c->is_out) continue;
+        status = make_compressed(b, i, exact);
+        if (!status && !c->is_out) status = load_compressed(b, c);
         if (!status && !c->is_out) status = answer(b, task, question, &score);
         c->task_sums[kind] += score;
+        free_made(c);
     }
+    for (size_t i = 0; i < b->n_columns; i++)
+        free_made(&b->columns[i]);
     return status;
 }
 
@@ -293,11 +403,11 @@ static int measure_task(bench *b, int kind, const neap_task *task, const neap_to
     neap_kv_file exact = {0};
     neap_tokens question = {0};
     double score = 0;
-    step(b, neap_task_names[kind]);
-    int status =
-        neap_session_tokenize(b->session, task->question, strlen(task->question), false, &question);
-    if (!status) status = neap_session_keep(b->session, 0);
-    if (!status) status = neap_session_read_watched(b->session, context->ids, context->n);
+    int status = step(b, neap_task_names[kind]);
+    if (!status)
+        status = neap_session_tokenize(b->session, task->question, strlen(task->question), false,
+                                       &question);
+    if (!status) status = neap_kept_read(&b->kept, b->session, context->ids, context->n);
     if (!status) status = neap_session_get(b->session, &exact);
     if (!status) status = answer(b, task, &question, &score);
     b->task_exact[kind] += score;
@@ -411,19 +521,12 @@ static int open_methods(bench *b, const char *model_path) {
 
 /* The model with weights in f32, made once. */
 static int find_weights(bench *b, const char *model_path) {
-    char cache[NEAP_PATH_MAX - 256], folder[NEAP_PATH_MAX - 128], made[NEAP_PATH_MAX];
-    struct stat info;
-    int err = neap_cache_dir(cache, sizeof cache);
+    char made[NEAP_PATH_MAX];
     snprintf(b->weights, sizeof b->weights, "%s", model_path);
     if (b->own_weights) return 0;
-    if (!err && stat(model_path, &info) != 0) err = -errno;
-    snprintf(folder, sizeof folder, "%s/bench", cache);
-    if (!err) err = neap_make_dirs(folder, 0700);
-    if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "bench folder: %s", neap_strerror(err));
-    snprintf(b->weights, sizeof b->weights, "%s/f32-%lld-%lld.gguf", folder,
-             (long long)info.st_size, (long long)info.st_mtime);
+    snprintf(b->weights, sizeof b->weights, "%s/%s.gguf", b->kept.folder, b->kept.model);
     if (access(b->weights, R_OK) == 0) return 0;
-    snprintf(made, sizeof made, "%s/.f32-%d", folder, neap_proc_self());
+    snprintf(made, sizeof made, "%s/.f32-%d", b->kept.folder, neap_proc_self());
     neap_progress_set(0, "widening the weights");
     const int status = neap_session_widen(model_path, made);
     if (!status && rename(made, b->weights) != 0)
@@ -432,18 +535,14 @@ static int find_weights(bench *b, const char *model_path) {
     return status;
 }
 
-static int open_sessions(bench *b) {
+static int open_session(bench *b) {
     long most = 0;
     for (size_t i = 0; i < b->n_contexts; i++)
         most = b->contexts[i] > most ? b->contexts[i] : most;
-    neap_session_options options = {.model_path = b->weights,
-                                    .n_ctx = (uint32_t)most + TASK_ROOM,
-                                    .threads = neap_option_threads()};
-    int status = neap_session_open(&options, &b->session);
-    options.no_flash_attention = true;
-    for (size_t i = 0; i < b->n_columns && !status; i++)
-        if (b->columns[i].is_floor && !b->floor) status = neap_session_open(&options, &b->floor);
-    return status;
+    b->n_ctx = (uint32_t)most + TASK_ROOM;
+    const neap_session_options options = {
+        .model_path = b->weights, .n_ctx = b->n_ctx, .threads = neap_option_threads()};
+    return neap_session_open(&options, &b->session);
 }
 
 static void close_model(bench *b) {
@@ -536,15 +635,17 @@ static int run_model(bench *b, const char *model, json_t *rows) {
     neap_progress_start("bench fidelity");
     int status = neap_model_resolve(model, model_path);
     if (!status) status = open_methods(b, model_path);
+    if (!status) status = neap_kept_open(model_path, b->own_weights ? "own" : "f32", &b->kept);
+    b->kept.stop = &stopped;
     if (!status) status = find_weights(b, model_path);
-    if (!status) status = open_sessions(b);
+    if (!status) status = open_session(b);
     const size_t n_items = b->n_texts + (size_t)b->n_tasks * NEAP_TASK_KINDS;
     b->n_steps = b->n_contexts * n_items * (b->n_columns + 1);
     b->n_done = 0;
     for (size_t i = 0; i < b->n_contexts && !status; i++) {
         status = measure_texts(b, (size_t)b->contexts[i]);
         if (!status) status = measure_tasks(b, (size_t)b->contexts[i]);
-        if (!status) report(b, b->contexts[i], rows);
+        if (!status || (stopped && b->n_used > 0)) report(b, b->contexts[i], rows);
     }
     neap_progress_stop();
     close_model(b);
@@ -553,6 +654,8 @@ static int run_model(bench *b, const char *model, json_t *rows) {
 
 static int run(bench *b) {
     json_t *rows = json_array();
+    stop_on_signals();
+    neap_lowram_one_thread(); /* methods compress side by side */
     int status = b->own_texts ? 0 : list_texts(b);
     if (!status && !b->options.as_json)
         printf("%-20s %7s %-20s %6s %9s %-19s %7s %6s %10s %10s %5s\n", "MODEL", "CONTEXT",
@@ -560,6 +663,7 @@ static int run(bench *b) {
     for (size_t i = 0; i < b->options.n_models && !status; i++)
         status = run_model(b, b->options.models[i], rows);
     if (!status && b->left_out) status = NEAP_EXIT_FAILED;
+    if (stopped) neap_cli_warn("stopped: rows are of the texts that were read whole");
     if (!b->options.as_json || json_array_size(rows) == 0) {
         json_decref(rows);
         return neap_cli_finish(status);

@@ -136,6 +136,8 @@ static int load_library(void) {
     static const char remedy[] = "build llama.cpp with shared libraries beside llama-server";
     static bool is_loaded;
     if (is_loaded) return 0;
+    /* OpenMP's threads that spin between operations starve all others; see paths.c. */
+    if (!getenv("OMP_WAIT_POLICY")) setenv("GOMP_SPINCOUNT", "1000", 0);
     void *library = open_library();
     if (!library) return neap_cli_error(NEAP_EXIT_FAILED, remedy, "libllama.so: %s", dlerror());
     const char *missing = missing_function(library);
@@ -299,6 +301,10 @@ static int make_batch(neap_session *s) {
         s->sequences[i] = &s->sequence;
     }
     return 0;
+}
+
+const char *neap_session_version(void) {
+    return NEAP_GGML_VERSION;
 }
 
 int neap_session_open(const neap_session_options *options, neap_session **ret_session) {

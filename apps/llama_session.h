@@ -39,6 +39,9 @@ typedef struct neap_session_layer {
  * not round what they are given to 8 bits, as those of quantised weights do. */
 int neap_session_widen(const char *model_path, const char *to_path);
 
+/* Of the llama.cpp that neap was built for, whose states and results are its own. */
+const char *neap_session_version(void);
+
 int neap_session_open(const neap_session_options *options, neap_session **ret_session);
 void neap_session_close(neap_session *session); /* takes NULL */
 

@@ -11,6 +11,10 @@ int neap_session_open(const neap_session_options *options, neap_session **ret_se
                           "this neap was built without llama.cpp");
 }
 
+const char *neap_session_version(void) {
+    return "none";
+}
+
 int neap_session_widen(const char *model_path, const char *to_path) {
     (void)model_path, (void)to_path;
     return neap_session_open(NULL, NULL);
