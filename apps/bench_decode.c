@@ -53,7 +53,7 @@ enum { N_METHODS = sizeof methods / sizeof *methods, OURS_F16 = 0, STOCK_F16 = 7
 typedef struct grid {
     long context, batch;
     neap_server *servers[N_METHODS];
-    double tps[N_METHODS][NEAP_BENCH_REPS_MAX];
+    double tps[N_METHODS][NEAP_BENCH_REPS_MAX]; /* with --prefill ms */
     uint64_t kv_bytes[N_METHODS];
     char kv[N_METHODS][32]; /* what the cache is */
     size_t n;
@@ -64,6 +64,7 @@ typedef struct bench {
     const char *plot_path;
     long contexts[LIST_MAX], batches[LIST_MAX];
     size_t n_contexts, n_batches, reps;
+    bool prefill; /* the time to the first token in the place of tokens per second */
     bool wanted[N_METHODS], asked, left_out;         /* methods; by name; one asked for */
     size_t order[N_METHODS];                         /* of rows: as asked for */
     char ratio[32], select[16];                      /* of NEAP_KV, with a colon; NEAP_KV_SELECT */
@@ -183,6 +184,10 @@ static int start(bench *b, grid *g, size_t m) {
     if (!status && !is_fitted) status = name_cache(b, g, m);
     if (status || !b->wanted[m]) return status;
     if (!b->text.ids) status = read_text(b, g->servers[m]);
+    if (b->prefill) {
+        if (is_fitted) snprintf(g->kv[m], sizeof g->kv[m], "%s", kv);
+        return status;
+    }
     if (!status) status = fill(b, g, &methods[m], g->servers[m]);
     if (!status && is_fitted) status = fit(b, g, g->servers[m]);
     return status || !is_fitted ? status : name_cache(b, g, m);
@@ -212,8 +217,11 @@ static int measure(const bench *b, grid *g) {
             const size_t m = (rep + i) % N_METHODS; /* each goes first in turn */
             neap_progress_set((double)(rep * N_METHODS + i) / (double)(b->reps * N_METHODS), NULL);
             if (!b->wanted[m]) continue;
-            int status = neap_server_decode_speed(g->servers[m], &prompt, (unsigned)g->batch,
-                                                  ANSWER, &g->tps[m][rep]);
+            int status = b->prefill
+                             ? neap_server_prefill(g->servers[m], &prompt, (unsigned)g->batch,
+                                                   &g->tps[m][rep])
+                             : neap_server_decode_speed(g->servers[m], &prompt, (unsigned)g->batch,
+                                                        ANSWER, &g->tps[m][rep]);
             if (!status && rep == 0) status = count_bytes(b, g, m);
             if (status) return status;
         }
@@ -262,7 +270,8 @@ static void report(const bench *b, const char *model, const grid *g, json_t *row
             json_pack("{s:s, s:i, s:s, s:s, s:s, s:i, s:i, s:f, s:o, s:o, s:o, s:o, s:I}", "model",
                       model, "context", (int)g->context, "method", methods[m].name, "kv", g->kv[m],
                       "program", methods[m].stock ? "llama.cpp" : "neap", "batch", (int)g->batch,
-                      "reps", (int)g->n, "tps", tps.median, "tps_range", neap_summary_json(&tps),
+                      "reps", (int)g->n, b->prefill ? "ttft_ms" : "tps", tps.median,
+                      b->prefill ? "ttft_ms_range" : "tps_range", neap_summary_json(&tps),
                       "ratio_to_f16", ratio_json(&to_f16), "ratio_to_f16_range",
                       neap_summary_json(&to_f16), "ratio_to_neap", ratio_json(&to_ours), "kv_bytes",
                       (json_int_t)g->kv_bytes[m]));
@@ -307,10 +316,11 @@ static int plot(const bench *b, const char *model, const grid *grids) {
                     .name = methods[m].name, .points = points, .n = b->n_batches};
         }
     }
-    snprintf(title, sizeof title, "%.64s: generation, median, least and greatest", model);
+    snprintf(title, sizeof title, "%.64s: %s, median, least and greatest", model,
+             b->prefill ? "time to first token" : "generation");
     const neap_plot drawing = {.title = title,
                                .x_label = "sequences at once",
-                               .y_label = "tokens per second",
+                               .y_label = b->prefill ? "milliseconds" : "tokens per second",
                                .panels = f->panels,
                                .n_panels = b->n_contexts,
                                .groups = f->groups,
@@ -353,7 +363,8 @@ static int run(bench *b) {
     json_t *rows = json_array();
     if (!b->options.as_json)
         printf("%-22s %7s %5s  %-10s %26s  %6s %6s  %10s\n", "MODEL", "CONTEXT", "BATCH", "METHOD",
-               "TOKENS/s (min to max)", "TO F16", "TO OUR", "KV");
+               b->prefill ? "FIRST TOKEN ms (min to max)" : "TOKENS/s (min to max)", "TO F16",
+               "TO OUR", "KV");
     for (size_t i = 0; i < b->n_contexts * b->n_batches && !status; i++) {
         grids[i].context = b->contexts[i / b->n_batches];
         grids[i].batch = b->batches[i % b->n_batches];
@@ -391,9 +402,20 @@ static const neap_command command = {
     "                   lowram,lowram-sr (default: all that can be had)\n"
     "  --ratio R        of klt and lowram (default: as of --kv)\n"
     "  --select N       tokens that klt-sr and lowram-sr choose (default 2048)\n"
-    "  --plot FILE      draws tokens per second into an SVG file\n"};
+    "  --prefill        instead: the time from the request to the first token of all sequences, "
+    "the\n"
+    "                   context read anew\n"
+    "  --plot FILE      draws tokens per second, or that time, into an SVG file\n"};
 
-enum { OPT_CONTEXT = NEAP_OPT_BENCH, OPT_BATCH, OPT_METHOD, OPT_RATIO, OPT_SELECT, OPT_PLOT };
+enum {
+    OPT_CONTEXT = NEAP_OPT_BENCH,
+    OPT_BATCH,
+    OPT_METHOD,
+    OPT_RATIO,
+    OPT_SELECT,
+    OPT_PREFILL,
+    OPT_PLOT
+};
 
 /* "1,2,4" */
 static int parse_list(const char *option, const char *value, long min, long max, long *list,
@@ -456,6 +478,9 @@ static int take_option(void *ctx, int code, const char *value) {
         status = neap_option_number("--select", value, 8, 1 << 24, &n);
         snprintf(b->select, sizeof b->select, "%ld", n);
         return status;
+    case OPT_PREFILL:
+        b->prefill = true;
+        return 0;
     case OPT_PLOT:
         b->plot_path = value;
         return 0;
@@ -480,6 +505,7 @@ int neap_bench_decode(int argc, char **argv) {
                                                  {"method", required_argument, NULL, OPT_METHOD},
                                                  {"ratio", required_argument, NULL, OPT_RATIO},
                                                  {"select", required_argument, NULL, OPT_SELECT},
+                                                 {"prefill", no_argument, NULL, OPT_PREFILL},
                                                  {"plot", required_argument, NULL, OPT_PLOT},
                                                  {0}};
     bench b = {.select = "2048"};

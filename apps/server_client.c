@@ -515,22 +515,48 @@ static int speed_of(const json_t *slots, unsigned n, double *ret_tps) {
     return 0;
 }
 
-int neap_server_decode_speed(neap_server *server, const neap_tokens *prompt, unsigned n,
-                             unsigned n_predict, double *ret_tps) {
+/* The same prompt in n slots at once; *ret_slots: what is said of each. */
+static int complete_slots(neap_server *server, const neap_tokens *prompt, unsigned n,
+                          unsigned n_predict, bool reused, json_t **ret_slots) {
     json_t *prompts = json_array(), *reply = NULL;
     for (unsigned i = 0; i < n; i++)
         json_array_append_new(prompts, ids_json(prompt));
     const int status = ask(server, "/completion",
                            json_pack("{s:o, s:i, s:b, s:f, s:i, s:b}", "prompt", prompts,
-                                     "n_predict", (int)n_predict, "cache_prompt", 1, "temperature",
-                                     0.0, "top_k", 1, "ignore_eos", 1),
+                                     "n_predict", (int)n_predict, "cache_prompt", reused,
+                                     "temperature", 0.0, "top_k", 1, "ignore_eos", 1),
                            &reply);
     if (status) return status;
-    if (json_is_object(reply)) /* of one prompt */
-        reply = json_pack("[o]", reply);
-    const int bad = speed_of(reply, n, ret_tps);
-    json_decref(reply);
-    return bad;
+    *ret_slots = json_is_object(reply) ? json_pack("[o]", reply) : reply; /* of one prompt */
+    return 0;
+}
+
+int neap_server_decode_speed(neap_server *server, const neap_tokens *prompt, unsigned n,
+                             unsigned n_predict, double *ret_tps) {
+    json_t *slots = NULL;
+    int status = complete_slots(server, prompt, n, n_predict, true, &slots);
+    if (!status) status = speed_of(slots, n, ret_tps);
+    json_decref(slots);
+    return status;
+}
+
+int neap_server_prefill(neap_server *server, const neap_tokens *prompt, unsigned n,
+                        double *ret_ms) {
+    json_t *slots = NULL;
+    const uint64_t began = neap_clock_ns();
+    int status = complete_slots(server, prompt, n, 1, false, &slots);
+    const double ms = (double)(neap_clock_ns() - began) / 1e6;
+    for (unsigned i = 0; i < n && !status; i++) {
+        const json_t *timings = json_object_get(json_array_get(slots, i), "timings");
+        const uint64_t computed = neap_instance_count(timings, NULL, "prompt_n");
+        if (computed != prompt->n)
+            status = neap_cli_error(NEAP_EXIT_FAILED, NULL,
+                                    "the context was not read anew: %llu tokens of %zu in slot %u",
+                                    (unsigned long long)computed, prompt->n, i);
+    }
+    json_decref(slots);
+    if (!status) *ret_ms = ms;
+    return status;
 }
 
 int neap_server_slot_save(neap_server *server, const char *name) {

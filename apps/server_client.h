@@ -71,6 +71,9 @@ int neap_server_agreement(neap_server *server, const neap_tokens *prompt, const 
  * computed more of the prompt than its last token. */
 int neap_server_decode_speed(neap_server *server, const neap_tokens *prompt, unsigned n,
                              unsigned n_predict, double *ret_tps);
+/* The same, read anew in each of the n slots: milliseconds from the request until all of them have
+ * their first token. Fails also when a slot took part of it from its cache. */
+int neap_server_prefill(neap_server *server, const neap_tokens *prompt, unsigned n, double *ret_ms);
 void neap_answer_free(neap_answer *answer);
 void neap_tokens_free(neap_tokens *tokens);
 /* Slot 0 to and from a file of slot_dir. load: false when there is none, or it is unusable. */

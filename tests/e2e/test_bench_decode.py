@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """neap bench decode, whole but tiny: rows of every method for one sequence and two, bytes of the
-caches, plot; a context is read once and used again. No figure decides."""
+caches, plot; a context is read once and used again, but anew for the time to the first token. No
+figure decides."""
 
 import json
 import os
@@ -70,6 +71,16 @@ def body(work):
     s.check_equal([r["method"] for r in json.loads(done.stdout)["rows"]], ["f16-neap"],
                   "rows without the method that nothing was trained for")
     s.check_equal(done.stderr.count("neap train"), 1, done.stderr)
+
+    done = bench(env, *common, "--reps", "2", "--method", "f16-neap,f16", "--batch", "2", "--prefill",
+                 "--plot", plot)
+    for row in json.loads(done.stdout)["rows"]:
+        span = row["ttft_ms_range"]
+        s.check("tps" not in row and 0 < span["min"] <= row["ttft_ms"] <= span["max"], row)
+        s.check_equal((row["batch"], row["reps"]), (2, 2), row)
+        s.check(F16_BYTES * 2 <= row["kv_bytes"] < F16_BYTES * 2.4, row)
+    with open(plot, encoding="utf-8") as file:
+        s.check("milliseconds" in file.read(), "the unit is not in the plot")
 
     for args in (["--context", "8"], ["--batch", "1,"], ["--method", "f32"], ["--method", ""]):
         done = bench(env, *args, status=2)
