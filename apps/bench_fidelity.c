@@ -67,6 +67,7 @@ typedef struct column {
     uint64_t raw_bytes, kept_bytes, n_tokens, n_kept;
     uint64_t text_bytes, text_tokens; /* kept of the text at hand */
     compressed made;                  /* of the state at hand, while it is looked at */
+    neap_method_loss loss;
     double task_sums[NEAP_TASK_KINDS];
 } column;
 
@@ -213,7 +214,10 @@ static void *compress(void *ctx) {
     else
         c->is_out =
             neap_method_apply(&c->method, job->b->session, &c->made.state, &c->made.kept) != 0;
-    if (c->is_out) free_made(c);
+    if (c->is_out || job->status)
+        free_made(c);
+    else
+        neap_method_add_loss(job->b->session, job->exact, &c->made.state, &c->made.kept, &c->loss);
     return NULL;
 }
 
@@ -474,7 +478,10 @@ static int add_column(bench *b, const char *name, const char *model_path) {
         const int status = neap_method_open(name, model_path, &c->method, &is_there);
         if (status) return status;
     }
-    if (!is_there && b->methods)
+    if (!is_there && b->methods == neap_method_ablations)
+        neap_cli_warn("%s is left out: neap train has not learned its start for %s", name,
+                      b->label);
+    if (!is_there && b->methods && b->methods != neap_method_ablations)
         return neap_cli_error(NEAP_EXIT_FAILED, "neap train makes it, with --profile and --ratio",
                               "%s: not trained for %s", name, b->label);
     b->n_columns += is_there;
@@ -581,19 +588,24 @@ static double mean_kl(const neap_token_score *scores) {
     return sum / N_NEXT;
 }
 
+static double share_of(const neap_method_loss *loss, size_t plane) {
+    return loss->power[plane] > 0 ? loss->lost[plane] / loss->power[plane] : 0;
+}
+
 static json_t *row_json(const bench *b, const column *c, long context, const neap_fidelity *f) {
     const double n_tasks = (double)b->n_tasks * NEAP_TASK_KINDS;
     const bool has_tasks = b->n_tasks > 0 && !c->is_floor;
     json_t *by_text = json_array();
     for (size_t i = 0; i < b->n_used; i++)
         json_array_append_new(by_text, json_real(mean_kl(c->scores + i * N_NEXT)));
-    return json_pack("{s:s, s:I, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:I, s:I, "
-                     "s:I, s:o, s:s}",
+    return json_pack("{s:s, s:I, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o, "
+                     "s:I, s:I, s:I, s:o, s:s}",
                      "model", b->label, "context", (json_int_t)context, "method", c->method.name,
                      "ratio", c->is_floor ? 1.0 : (double)c->raw_bytes / (double)c->kept_bytes,
                      "kept_share", c->is_floor ? 1.0 : (double)c->n_kept / (double)c->n_tokens,
-                     "kl", f->kl, "kl_low", f->kl_low, "kl_high", f->kl_high, "ppl_ratio",
-                     f->ppl_ratio, "top1_agreement", f->top1_agreement, "task_score",
+                     "key_error", share_of(&c->loss, 0), "value_error", share_of(&c->loss, 1), "kl",
+                     f->kl, "kl_low", f->kl_low, "kl_high", f->kl_high, "ppl_ratio", f->ppl_ratio,
+                     "top1_agreement", f->top1_agreement, "task_score",
                      has_tasks ? json_real(mean_of(c->task_sums, n_tasks)) : json_null(),
                      "task_baseline",
                      has_tasks ? json_real(mean_of(b->task_exact, n_tasks)) : json_null(), "tasks",
@@ -603,14 +615,23 @@ static json_t *row_json(const bench *b, const column *c, long context, const nea
                      "kl_by_text", by_text, "weights", b->own_weights ? "own" : "f32");
 }
 
+static int name_width(const bench *b) {
+    const char *names = b->methods ? b->methods : default_methods;
+    char name[NEAP_METHOD_NAME];
+    size_t width = 20;
+    while (next_name(&names, name))
+        width = strlen(name) > width ? strlen(name) : width;
+    return (int)width;
+}
+
 static void print_row(const bench *b, const column *c, long context, const neap_fidelity *f) {
     char tasks[24] = "-";
     const double n_tasks = (double)b->n_tasks * NEAP_TASK_KINDS;
     if (b->n_tasks && !c->is_floor)
         snprintf(tasks, sizeof tasks, "%.2f/%.2f", mean_of(c->task_sums, n_tasks),
                  mean_of(b->task_exact, n_tasks));
-    printf("%-20s %7ld %-20s %6.2f %9.6f [%.6f %.6f] %7.4f %6.3f %10s %10s %5zu\n", b->label,
-           context, c->method.name,
+    printf("%-20s %7ld %-*s %6.2f %9.6f [%.6f %.6f] %7.4f %6.3f %10s %10s %5zu\n", b->label,
+           context, name_width(b), c->method.name,
            c->is_floor ? 1.0 : (double)c->raw_bytes / (double)c->kept_bytes, f->kl, f->kl_low,
            f->kl_high, f->ppl_ratio, f->top1_agreement, tasks,
            neap_cli_size(neap_method_model_bytes(&c->method, b->session)), b->n_used);
@@ -624,6 +645,7 @@ static void report(bench *b, long context, json_t *rows) {
         if (!c->is_out && !b->options.as_json) print_row(b, c, context, &f);
         c->is_out = false;
         c->raw_bytes = c->kept_bytes = c->n_tokens = c->n_kept = 0;
+        c->loss = (neap_method_loss){0};
         memset(c->task_sums, 0, sizeof c->task_sums);
     }
     if (!b->options.as_json) fflush(stdout);
@@ -658,8 +680,9 @@ static int run(bench *b) {
     neap_lowram_one_thread(); /* methods compress side by side */
     int status = b->own_texts ? 0 : list_texts(b);
     if (!status && !b->options.as_json)
-        printf("%-20s %7s %-20s %6s %9s %-19s %7s %6s %10s %10s %5s\n", "MODEL", "CONTEXT",
-               "METHOD", "RATIO", "KL", "95 %", "PPL", "TOP-1", "TASKS", "FOR MODEL", "TEXTS");
+        printf("%-20s %7s %-*s %6s %9s %-19s %7s %6s %10s %10s %5s\n", "MODEL", "CONTEXT",
+               name_width(b), "METHOD", "RATIO", "KL", "95 %", "PPL", "TOP-1", "TASKS", "FOR MODEL",
+               "TEXTS");
     for (size_t i = 0; i < b->options.n_models && !status; i++)
         status = run_model(b, b->options.models[i], rows);
     if (!status && b->left_out) status = NEAP_EXIT_FAILED;
@@ -726,7 +749,7 @@ static int take_contexts(bench *b, const char *list) {
 static int take_methods(bench *b, const char *list) {
     char name[NEAP_METHOD_NAME];
     int status = 0;
-    b->methods = list;
+    b->methods = list = strcmp(list, "ablations") == 0 ? neap_method_ablations : list;
     while (!status && next_name(&list, name))
         if (strcmp(name, FLOOR) != 0) status = neap_method_check(name);
     return status;

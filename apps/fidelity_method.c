@@ -2,18 +2,14 @@
  *
  * A method either works on one plane after the other - K or V of a layer, as f32 - or on the whole
  * state. */
-#include "fidelity_method.h"
+#include "fidelity_int.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include "bytes.h"
-#include "cli.h"
 #include "codec.h"
-#include "half.h"
 #include "klt_file.h"
 #include "low_rank.h"
 #include "lowram.h"
@@ -28,64 +24,30 @@
 #define HADAMARD 64u /* least size that llama.cpp turns heads by */
 #define TURN_SEED 1u
 
-/* K or V of one layer. */
-typedef struct plane {
-    uint32_t n_rows, n_heads, dim;
-    bool is_k;
-    float *rows; /* [n_rows][n_heads * dim] */
-} plane;
-
-typedef struct context {
-    const neap_method *method;
-    neap_session *session;
-    neap_kv_file *state;
-    const neap_session_layer *layers;
-    uint32_t n_layers, n_cells;
-    float *rows;            /* room for the widest plane */
-    double ratio;           /* the method's parameter, or what eviction leaves of it */
-    neap_method_kept *kept; /* its tokens: the cells' positions where they are not 0, 1, ... */
-} context;
-
-struct neap_method_kind {
-    const char *name;
-    double parameter, least, most; /* its own one; least 0: it takes none */
-    bool flag;                     /* -rotated, -centred, -q */
-    bool warm;
-    double rest;  /* of evictions: what the kept tokens are compressed by at most; else 0 */
-    bool by_mass; /* evicts by the attention so far */
-    int (*plane)(const context *c, const plane *p, uint64_t *inout_bytes);
-    int (*whole)(const context *c, uint64_t *inout_bytes);
-};
-
-static int no_memory(void) {
-    return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
-}
+typedef neap_method_context context;
+typedef neap_method_plane plane;
 
 /* ---- rows ---- */
 
-static void load_rows(const uint16_t *from, float *to, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        to[i] = neap_f32_of_f16(from[i]);
-}
-
-static void store_rows(const float *from, uint16_t *to, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        to[i] = neap_f16_of_f32(from[i]);
-}
-
-static uint16_t *rows_of(const context *c, uint32_t layer, bool is_k) {
-    return neap_kv_file_rows(c->state, layer, is_k ? 0 : 1)->data;
-}
-
-static uint32_t head_dim(const neap_session_layer *layer, bool is_k) {
-    return is_k ? layer->k_head_dim : layer->v_head_dim;
-}
-
-/* Whether keys can be turned to before RoPE; an error of neap.h. */
-static int require_rope(const context *c) {
+int neap_method_require_rope(const context *c) {
     for (uint32_t i = 0; i < c->n_layers; i++)
         if (!c->layers[i].rope_known) return -ENOTSUP;
     return 0;
+}
+
+void neap_method_turn(const neap_session_layer *layer, float *rows, uint32_t n_rows, size_t stride,
+                      bool back) {
+    float table[NEAP_KLT_HEAD_DIM];
+    for (uint32_t r = 0; r < n_rows; r++) {
+        neap_rope_table(&layer->rope, (int32_t)r, table);
+        for (uint32_t h = 0; h < layer->n_kv_heads; h++) {
+            float *head = rows + r * stride + (size_t)h * layer->k_head_dim;
+            if (back)
+                neap_rope_turn(&layer->rope, table, head);
+            else
+                neap_rope_unturn(&layer->rope, table, head);
+        }
+    }
 }
 
 static int each_plane(const context *c, uint64_t *inout_bytes) {
@@ -94,14 +56,14 @@ static int each_plane(const context *c, uint64_t *inout_bytes) {
         const neap_session_layer *layer = &c->layers[i / 2];
         const plane p = {.n_rows = c->n_cells,
                          .n_heads = layer->n_kv_heads,
-                         .dim = head_dim(layer, i % 2 == 0),
+                         .dim = neap_method_dim(layer, i % 2 == 0),
                          .is_k = i % 2 == 0,
                          .rows = c->rows};
         const size_t n = (size_t)p.n_rows * p.n_heads * p.dim;
-        uint16_t *rows = rows_of(c, i / 2, p.is_k);
-        load_rows(rows, c->rows, n);
+        uint16_t *rows = neap_method_rows(c, i / 2, p.is_k);
+        neap_method_load(rows, c->rows, n);
         status = c->method->kind->plane(c, &p, inout_bytes);
-        store_rows(c->rows, rows, n);
+        neap_method_store(c->rows, rows, n);
     }
     return status;
 }
@@ -145,8 +107,8 @@ static bool klt_chunk_at(const context *c, uint32_t at, uint32_t first, neap_klt
             return false;
         const size_t k = (size_t)block->n_kv_heads * block->k_head_dim;
         const size_t v = (size_t)block->n_kv_heads * block->v_head_dim;
-        chunk->k[i] = (neap_klt_plane){rows_of(c, layer, true) + first * k, 2 * k};
-        chunk->v[i] = (neap_klt_plane){rows_of(c, layer, false) + first * v, 2 * v};
+        chunk->k[i] = (neap_klt_plane){neap_method_rows(c, layer, true) + first * k, 2 * k};
+        chunk->v[i] = (neap_klt_plane){neap_method_rows(c, layer, false) + first * v, 2 * v};
     }
     return true;
 }
@@ -186,117 +148,6 @@ static int apply_klt(const context *c, uint64_t *inout_bytes) {
                           err ? neap_strerror(err) : "does not code every layer");
 }
 
-/* ---- LowRAM ---- */
-
-/* The state's layers as lowram.h sees them. */
-typedef struct lowram_view {
-    neap_lowram_layer *layers;
-    neap_klt_plane *k, *v;
-    int32_t *positions;
-} lowram_view;
-
-static bool make_view(const context *c, lowram_view *view) {
-    *view = (lowram_view){.layers = calloc(c->n_layers, sizeof *view->layers),
-                          .k = calloc(c->n_layers, sizeof *view->k),
-                          .v = calloc(c->n_layers, sizeof *view->v),
-                          .positions = calloc(c->n_cells, sizeof *view->positions)};
-    if (!view->layers || !view->k || !view->v || !view->positions) return false;
-    for (uint32_t i = 0; i < c->n_layers; i++) {
-        const neap_session_layer *from = &c->layers[i];
-        view->layers[i] = (neap_lowram_layer){.layer = from->layer,
-                                              .n_kv_heads = from->n_kv_heads,
-                                              .k_head_dim = from->k_head_dim,
-                                              .v_head_dim = from->v_head_dim,
-                                              .rope = from->rope};
-        view->k[i] =
-            (neap_klt_plane){rows_of(c, i, true), 2 * (size_t)from->n_kv_heads * from->k_head_dim};
-        view->v[i] =
-            (neap_klt_plane){rows_of(c, i, false), 2 * (size_t)from->n_kv_heads * from->v_head_dim};
-    }
-    for (uint32_t i = 0; i < c->n_cells; i++)
-        view->positions[i] = (int32_t)(c->kept->tokens ? c->kept->tokens[i] : i);
-    return true;
-}
-
-static void free_view(lowram_view *view) {
-    free(view->layers);
-    free(view->k);
-    free(view->v);
-    free(view->positions);
-}
-
-static neap_klt_plane plane_at(neap_klt_plane all, uint32_t first) {
-    return (neap_klt_plane){(uint8_t *)all.data + first * all.row_stride, all.row_stride};
-}
-
-/* One chunk after the other of each group. */
-static int lowram_cycle(const context *c, const neap_lowram *fit, const lowram_view *view,
-                        void *scratch, uint64_t *inout_bytes) {
-    int err = 0;
-    for (uint32_t g = 0; g < neap_lowram_n_groups(fit) && !err; g++) {
-        const neap_lowram_group *group = neap_lowram_group_at(fit, g);
-        for (uint32_t first = 0; first < c->n_cells && !err; first += NEAP_LOWRAM_ROWS) {
-            const uint32_t left = c->n_cells - first;
-            neap_lowram_chunk chunk = {.group = g,
-                                       .n_rows = left < NEAP_LOWRAM_ROWS ? left : NEAP_LOWRAM_ROWS,
-                                       .positions = view->positions + first};
-            for (uint32_t i = 0, at = 0; i < group->n_layers; i++) {
-                while (view->layers[at].layer != group->layers[i])
-                    at++;
-                chunk.k[i] = plane_at(view->k[at], first);
-                chunk.v[i] = plane_at(view->v[at], first);
-            }
-            const size_t cap = neap_lowram_bound(fit, g, chunk.n_rows);
-            void *room = malloc(cap);
-            size_t len = 0;
-            neap_lowram_error error;
-            err =
-                room ? neap_lowram_encode(fit, &chunk, scratch, room, cap, &len, &error) : -ENOMEM;
-            if (!err) err = neap_lowram_decode(fit, room, len, &chunk, scratch);
-            *inout_bytes += len;
-            free(room);
-        }
-    }
-    return err;
-}
-
-/* Called with each predictor before it is fitted; other shapes keep their own start. */
-static void start_warm(void *ctx, uint32_t layer, uint32_t head, neap_value_options *inout_options,
-                       neap_value *io) {
-    if (neap_learned_start(ctx, layer, head, NEAP_LEARNED_WARM, io, NULL) == 0)
-        inout_options->start = NEAP_VALUE_GIVEN;
-}
-
-static int apply_lowram(const context *c, uint64_t *inout_bytes) {
-    neap_lowram_options options;
-    lowram_view view;
-    neap_lowram *fit = NULL;
-    void *scratch = NULL;
-    size_t fit_bytes = 0;
-    int err = make_view(c, &view) ? require_rope(c) : -ENOMEM;
-    const neap_lowram_context rows = {
-        .n_rows = c->n_cells, .positions = view.positions, .k = view.k, .v = view.v};
-    neap_lowram_defaults(&options, c->ratio);
-    if (!c->method->kind->flag) options.a_bits = options.residual_bits = NEAP_LOWRAM_F16;
-    if (c->method->kind->warm) {
-        options.start = start_warm;
-        options.start_ctx = c->method->learned;
-    }
-    if (!err) err = neap_lowram_fit(&options, view.layers, c->n_layers, &rows, &fit);
-    if (!err) {
-        neap_lowram_bytes(fit, &fit_bytes);
-        scratch = aligned_alloc(64, NEAP_ROUND_UP(neap_lowram_scratch_bytes(fit), 64));
-        err = scratch ? lowram_cycle(c, fit, &view, scratch, inout_bytes) : -ENOMEM;
-    }
-    *inout_bytes += fit_bytes;
-    free(scratch);
-    neap_lowram_free(fit);
-    free_view(&view);
-    if (!err) return 0;
-    return neap_cli_error(NEAP_EXIT_FAILED, "a longer context, or a smaller ratio", "%s: %s",
-                          c->method->name, neap_strerror(err));
-}
-
 /* ---- eviction ---- */
 
 /* Adds to scores[n_cells] what a layer says of them; history: room for the groups'. */
@@ -319,7 +170,7 @@ static int add_scores(const context *c, uint32_t layer, float *history, float *s
                                             .q = queries.q,
                                             .k = k,
                                             .n_seen = n_seen};
-    if (!err) load_rows(rows_of(c, layer, true), k, n * width);
+    if (!err) neap_method_load(neap_method_rows(c, layer, true), k, n * width);
     if (!err) err = neap_token_history(&attention, history);
     if (!err && c->method->kind->by_mass)
         neap_token_mass(history, n, own);
@@ -352,8 +203,8 @@ static void move_kept(const context *c, bool back) {
     const size_t n = c->kept->n_tokens;
     for (uint32_t i = 0; i < 2 * c->n_layers; i++) {
         const neap_session_layer *layer = &c->layers[i / 2];
-        const size_t width = (size_t)layer->n_kv_heads * head_dim(layer, i % 2 == 0);
-        uint16_t *rows = rows_of(c, i / 2, i % 2 == 0);
+        const size_t width = (size_t)layer->n_kv_heads * neap_method_dim(layer, i % 2 == 0);
+        uint16_t *rows = neap_method_rows(c, i / 2, i % 2 == 0);
         for (size_t j = 0; j < n; j++) {
             const size_t front = back ? n - 1 - j : j, own = c->kept->tokens[front];
             memmove(rows + (back ? own : front) * width, rows + (back ? front : own) * width,
@@ -380,7 +231,7 @@ static int apply_eviction(const context *c, uint64_t *inout_bytes) {
         return 0;
     }
     move_kept(c, false);
-    const int status = apply_lowram(&rest, inout_bytes);
+    const int status = neap_method_lowram(&rest, inout_bytes);
     move_kept(c, true);
     return status;
 }
@@ -519,56 +370,41 @@ static int round_kivi(const context *c, const plane *p, uint64_t *inout_bytes) {
 
 /* ---- xKV ---- */
 
-/* Turns keys of a layer to before RoPE, or back. */
-static void turn_keys(const neap_session_layer *layer, float *rows, uint32_t n_rows, size_t stride,
-                      bool back) {
-    float table[NEAP_KLT_HEAD_DIM];
-    for (uint32_t r = 0; r < n_rows; r++) {
-        neap_rope_table(&layer->rope, (int32_t)r, table);
-        for (uint32_t h = 0; h < layer->n_kv_heads; h++) {
-            float *head = rows + r * stride + (size_t)h * layer->k_head_dim;
-            if (back)
-                neap_rope_turn(&layer->rope, table, head);
-            else
-                neap_rope_unturn(&layer->rope, table, head);
-        }
-    }
-}
-
 /* Rows of a layer to and from their columns of the group's matrix. */
 static void move_columns(const context *c, uint32_t layer, bool is_k, float *columns, size_t stride,
                          bool back) {
-    const size_t width = (size_t)c->layers[layer].n_kv_heads * head_dim(&c->layers[layer], is_k);
-    uint16_t *rows = rows_of(c, layer, is_k);
-    if (back && is_k) turn_keys(&c->layers[layer], columns, c->n_cells, stride, true);
+    const size_t width =
+        (size_t)c->layers[layer].n_kv_heads * neap_method_dim(&c->layers[layer], is_k);
+    uint16_t *rows = neap_method_rows(c, layer, is_k);
+    if (back && is_k) neap_method_turn(&c->layers[layer], columns, c->n_cells, stride, true);
     for (size_t r = 0; r < c->n_cells; r++) {
         if (back)
-            store_rows(columns + r * stride, rows + r * width, width);
+            neap_method_store(columns + r * stride, rows + r * width, width);
         else
-            load_rows(rows + r * width, columns + r * stride, width);
+            neap_method_load(rows + r * width, columns + r * stride, width);
     }
-    if (!back && is_k) turn_keys(&c->layers[layer], columns, c->n_cells, stride, false);
+    if (!back && is_k) neap_method_turn(&c->layers[layer], columns, c->n_cells, stride, false);
 }
 
 static int truncate_group(const context *c, uint32_t first, uint32_t n_layers, bool is_k,
                           uint64_t *inout_bytes) {
     size_t n = 0, at = 0;
     for (uint32_t i = first; i < first + n_layers; i++)
-        n += (size_t)c->layers[i].n_kv_heads * head_dim(&c->layers[i], is_k);
+        n += (size_t)c->layers[i].n_kv_heads * neap_method_dim(&c->layers[i], is_k);
     const double cells = c->n_cells;
     uint32_t rank = (uint32_t)(cells * (double)n / (c->method->parameter * (cells + (double)n)));
     rank = rank < 1 ? 1 : rank > n ? (uint32_t)n : rank;
     float *matrix = malloc(c->n_cells * n * sizeof *matrix);
-    if (!matrix) return no_memory();
+    if (!matrix) return neap_method_no_memory();
     for (uint32_t i = first; i < first + n_layers; i++) {
         move_columns(c, i, is_k, matrix + at, n, false);
-        at += (size_t)c->layers[i].n_kv_heads * head_dim(&c->layers[i], is_k);
+        at += (size_t)c->layers[i].n_kv_heads * neap_method_dim(&c->layers[i], is_k);
     }
     const int err = neap_low_rank(matrix, c->n_cells, (uint32_t)n, rank);
     at = 0;
     for (uint32_t i = first; i < first + n_layers && !err; i++) {
         move_columns(c, i, is_k, matrix + at, n, true);
-        at += (size_t)c->layers[i].n_kv_heads * head_dim(&c->layers[i], is_k);
+        at += (size_t)c->layers[i].n_kv_heads * neap_method_dim(&c->layers[i], is_k);
     }
     free(matrix);
     *inout_bytes += 2 * (uint64_t)rank * (c->n_cells + n);
@@ -577,13 +413,16 @@ static int truncate_group(const context *c, uint32_t first, uint32_t n_layers, b
 }
 
 static int apply_xkv(const context *c, uint64_t *inout_bytes) {
-    const int err = require_rope(c);
+    const int err = neap_method_require_rope(c);
     int status =
         err ? neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", c->method->name, neap_strerror(err))
             : 0;
     for (uint32_t first = 0; first < c->n_layers && !status; first += XKV_LAYERS) {
         const uint32_t left = c->n_layers - first, n = left < XKV_LAYERS ? left : XKV_LAYERS;
-        status = truncate_group(c, first, n, true, inout_bytes);
+        if (!c->method->kind->flag) status = truncate_group(c, first, n, true, inout_bytes);
+        for (uint32_t i = first; i < first + n && c->method->kind->flag; i++)
+            *inout_bytes +=
+                2 * (uint64_t)c->n_cells * c->layers[i].n_kv_heads * c->layers[i].k_head_dim;
         if (!status) status = truncate_group(c, first, n, false, inout_bytes);
     }
     return status;
@@ -609,15 +448,15 @@ static const neap_method_kind kinds[] = {
      .most = 8,
      .flag = true},
     {.name = "kivi", .plane = round_kivi, .parameter = 2, .least = 1, .most = 8},
-    {.name = "lowram", .whole = apply_lowram, .parameter = 4, .least = 1, .most = 64},
+    {.name = "lowram", .whole = neap_method_lowram, .parameter = 4, .least = 1, .most = 64},
     {.name = "lowram-q",
-     .whole = apply_lowram,
+     .whole = neap_method_lowram,
      .parameter = 4.25,
      .least = 1,
      .most = 64,
      .flag = true},
     {.name = "lowram-q-warm",
-     .whole = apply_lowram,
+     .whole = neap_method_lowram,
      .parameter = 4.25,
      .least = 1,
      .most = 64,
@@ -660,6 +499,7 @@ static const neap_method_kind kinds[] = {
      .rest = LOWRAM_Q_MOST,
      .by_mass = true},
     {.name = "xkv", .whole = apply_xkv, .parameter = 4, .least = 1, .most = 64},
+    {.name = "xkv-v", .whole = apply_xkv, .parameter = 4, .least = 1, .most = 64, .flag = true},
 };
 static const neap_method_kind klt_kind = {.name = "klt", .whole = apply_klt};
 
@@ -668,16 +508,23 @@ static int unknown(const char *name) {
                           name);
 }
 
-static int parse_parameter(const char *text, const neap_method_kind *kind, neap_method *method) {
-    char *end;
+/* [:PARAMETER][/OPTION...] */
+static int parse_rest(const char *text, neap_method *method) {
+    const neap_method_kind *kind = method->kind;
+    const bool is_lowram = kind->whole == neap_method_lowram || kind->rest > 1;
     method->parameter = kind->parameter;
-    if (!*text) return 0;
-    method->parameter = strtod(text + 1, &end);
-    const bool is_whole = method->parameter == floor(method->parameter);
-    if (kind->least > 0 && end != text + 1 && !*end && method->parameter >= kind->least &&
-        method->parameter <= kind->most && (is_whole || kind->whole)) /* bits are whole */
-        return 0;
-    return unknown(method->name);
+    if (*text == ':') {
+        char *end;
+        method->parameter = strtod(text + 1, &end);
+        const bool is_whole = method->parameter == floor(method->parameter);
+        if (!(kind->least > 0) || end == text + 1 || !(method->parameter >= kind->least) ||
+            method->parameter > kind->most || !(is_whole || kind->whole)) /* bits are whole */
+            return unknown(method->name);
+        text = end;
+    }
+    neap_method_lowram_defaults(method);
+    const bool is_good = is_lowram ? neap_method_lowram_options(text, method) : !*text;
+    return is_good ? 0 : unknown(method->name);
 }
 
 /* The folder with what was learned for the model. */
@@ -726,7 +573,7 @@ static int open_learned(const char *model_path, neap_method *method, bool *ret_i
     if (!err && predicts(method->kind) && !neap_learned_net(method->learned)) err = -ENOENT;
     if (!err)
         method->learned_bytes =
-            predicts(method->kind) ? sizeof(neap_token_net) : (uint64_t)info.st_size;
+            method->lowram.learned < 0 ? sizeof(neap_token_net) : (uint64_t)info.st_size;
     return learned_failed(path, err, ret_is_there);
 }
 
@@ -740,13 +587,12 @@ int neap_method_open(const char *name, const char *model_path, neap_method *ret_
     if (strncmp(name, "klt-", 4) == 0) {
         status = open_klt(model_path, &method, ret_is_there);
     } else {
-        const size_t len = strcspn(name, ":");
+        const size_t len = strcspn(name, ":/");
         for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
             if (strlen(kinds[i].name) == len && strncmp(kinds[i].name, name, len) == 0)
                 method.kind = &kinds[i];
-        status = method.kind == &klt_kind ? unknown(name)
-                                          : parse_parameter(name + len, method.kind, &method);
-        if (!status && model_path && (method.kind->warm || predicts(method.kind)))
+        status = method.kind == &klt_kind ? unknown(name) : parse_rest(name + len, &method);
+        if (!status && model_path && (method.lowram.learned >= 0 || predicts(method.kind)))
             status = open_learned(model_path, &method, ret_is_there);
     }
     if (!status) *ret_method = method;
@@ -784,7 +630,7 @@ uint64_t neap_method_model_bytes(const neap_method *method, const neap_session *
     if (method->learned) return method->learned_bytes;
     if (!method->kind || method->kind->plane != round_turbo) return 0;
     for (uint32_t i = 0; i < 2 * n; i++) {
-        const uint32_t dim = head_dim(&layers[i / 2], i % 2 == 0);
+        const uint32_t dim = neap_method_dim(&layers[i / 2], i % 2 == 0);
         widest = dim > widest ? dim : widest;
     }
     return sizeof(neap_turbo) + (uint64_t)widest * widest * sizeof(float);
@@ -798,6 +644,28 @@ uint64_t neap_method_raw_bytes(const neap_session *session, const neap_kv_file *
         sum += 2 * (uint64_t)state->n_cells * layers[i].n_kv_heads *
                (layers[i].k_head_dim + layers[i].v_head_dim);
     return sum;
+}
+
+void neap_method_add_loss(const neap_session *session, const neap_kv_file *exact,
+                          const neap_kv_file *state, const neap_method_kept *kept,
+                          neap_method_loss *io) {
+    uint32_t n_layers;
+    const neap_session_layer *layers = neap_session_layers(session, &n_layers);
+    const size_t n = kept->tokens ? kept->n_tokens : state->n_cells;
+    for (uint32_t i = 0; i < 2 * n_layers; i++) {
+        const size_t width = layers[i / 2].n_kv_heads * neap_method_dim(&layers[i / 2], i % 2 == 0);
+        const uint16_t *was = neap_kv_file_rows(exact, i / 2, i % 2)->data,
+                       *is = neap_kv_file_rows(state, i / 2, i % 2)->data;
+        for (size_t r = 0; r < n; r++) {
+            const size_t at = width * (kept->tokens ? kept->tokens[r] : r);
+            for (size_t c = at; c < at + width; c++) {
+                const double x = (double)neap_f32_of_f16(was[c]),
+                             off = x - (double)neap_f32_of_f16(is[c]);
+                io->power[i % 2] += x * x;
+                io->lost[i % 2] += off * off;
+            }
+        }
+    }
 }
 
 int neap_method_apply(const neap_method *method, neap_session *session, neap_kv_file *state,
@@ -823,7 +691,7 @@ int neap_method_apply(const neap_method *method, neap_session *session, neap_kv_
         widest = width > widest ? width : widest;
     }
     c.rows = malloc(c.n_cells * widest * sizeof *c.rows);
-    if (!c.rows) return no_memory();
+    if (!c.rows) return neap_method_no_memory();
     const int status = each_plane(&c, &kept.bytes);
     free(c.rows);
     if (!status) *ret_kept = kept;

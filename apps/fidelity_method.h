@@ -10,15 +10,17 @@
  *                     with -centred, keys less their mean over the context
  *   lowram:RATIO      LowRAM's fit of the context (lowram.h), factors and residuals in f16;
  *                     lowram-q: quantised; with -warm the predictors start
- *                     from what `neap train` learned, else from the context
+ *                     from what `neap train` learned, else from the context. Options may follow, as
+ *                     in lowram:3/g=2/no-residuals: fidelity_lowram.c
  *   evict:RATIO       tokens that later ones will hardly look at are dropped, by what `neap train`
  *                     learned to predict, the rest is exact; evict-mass: by the attention so far
  *   lowram-e:RATIO    evicted, then LowRAM: half of the tokens first, see token_scores.h; the ratio
  *                     is that of all tokens. lowram-eq: quantised; -mass as above
  *   kivi:BITS         (Liu et al.) keys by channel in groups of 32 tokens, values by token in
  *                     groups of 32 channels, scale and least value in f16; the last 128 tokens
- * exact xkv:RATIO         (Chang et al.) four adjacent layers' keys before RoPE, and their values,
- * as two factors of low rank in f16
+ *                     exact
+ *   xkv:RATIO         (Chang et al.) four adjacent layers' keys before RoPE, and their values, as
+ *                     two factors of low rank in f16; xkv-v: only the values
  *
  * Errors    0, or the exit status of an error that has been printed. */
 #ifndef NEAP_APPS_FIDELITY_METHOD_H
@@ -31,18 +33,29 @@
 #include "klt.h"
 #include "learned.h"
 #include "llama_session.h"
+#include "lowram.h"
 
 #define NEAP_METHOD_NAME 64
 
 typedef struct neap_method_kind neap_method_kind;
+
+/* LowRAM's options of a method (fidelity_lowram.c). */
+typedef struct neap_method_lowram_choice {
+    neap_lowram_options fit;
+    neap_value_options values;
+    int adam_steps; /* negative: the closed form */
+    int learned;    /* NEAP_LEARNED_* that fits start from; negative: none */
+    unsigned pair;  /* source and target; 0: LowRAM whole */
+} neap_method_lowram_choice;
 
 typedef struct neap_method {
     char name[NEAP_METHOD_NAME]; /* as it was given: "klt-joint:8" */
     const neap_method_kind *kind;
     double parameter;      /* after the colon, or the kind's own */
     neap_klt_model *klt;   /* of klt-... */
-    neap_learned *learned; /* of lowram-...-warm, and of evictions but -mass */
+    neap_learned *learned; /* of LowRAM that starts from it, and of evictions but -mass */
     uint64_t learned_bytes;
+    neap_method_lowram_choice lowram; /* of lowram-... */
 } neap_method;
 
 /* Methods that --method knows, for the help text. */
@@ -52,6 +65,8 @@ typedef struct neap_method {
     "                         codec klt at ratio R, where neap train has made it\n"               \
     "  lowram:R, lowram-q:R   LowRAM at ratio R, factors and residuals in f16; quantised;\n"      \
     "                         lowram-q-warm:R: starting from what neap train has learned\n"       \
+    "                         with options, as lowram:3/g=2/no-residuals: see neap-bench(1)\n"    \
+    "  ablations              alone: LowRAM's, the list of them\n"                                \
     "  evict:R                tokens dropped, the others exact; by a predictor that neap train\n" \
     "                         has made; evict-mass:R: by the attention so far\n"                  \
     "  lowram-e:R, lowram-eq:R\n"                                                                 \
@@ -60,8 +75,11 @@ typedef struct neap_method {
     "  turboquant:B           TurboQuant at B bits (4); turboquant-centred:B with centred keys\n" \
     "  q8_0, q5_0, q4_0       llama.cpp's types, heads as they are; -rotated: as it turns them\n" \
     "  kivi:B                 KIVI at B bits (2)\n"                                               \
-    "  xkv:R                  xKV on keys and values at ratio R (4)\n"                            \
+    "  xkv:R, xkv-v:R         xKV at ratio R (4) on keys and values; on values alone\n"           \
     "\n"
+
+/* LowRAM's ablations, as a list for --method. */
+extern const char neap_method_ablations[];
 
 /* Whether that is a method's name; else says so: the status. */
 int neap_method_check(const char *name);
@@ -85,6 +103,14 @@ typedef struct neap_method_kept {
  * them. The session has read the context watched. */
 int neap_method_apply(const neap_method *method, neap_session *session, neap_kv_file *state,
                       neap_method_kept *ret_kept);
+/* Of K and of V: squares of what the kept tokens' rows lost, and of what they were. Adds to them.
+ */
+typedef struct neap_method_loss {
+    double lost[2], power[2];
+} neap_method_loss;
+void neap_method_add_loss(const neap_session *session, const neap_kv_file *exact,
+                          const neap_kv_file *state, const neap_method_kept *kept,
+                          neap_method_loss *io);
 /* What is kept once for the model: klt's file in memory, LowRAM's starts, TurboQuant's matrix and
  * codes. */
 uint64_t neap_method_model_bytes(const neap_method *method, const neap_session *session);

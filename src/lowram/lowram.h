@@ -76,9 +76,10 @@ typedef struct neap_lowram_options {
     uint64_t seed;                        /* of the random turns */
     const neap_value_options *values;     /* NULL: the defaults of NEAP_VALUE_RIDGE */
     /* May change the fit of one predictor: its options, and the predictor (of its shape, all zero)
-     * that it starts from. NULL: no. */
-    void (*start)(void *ctx, uint32_t layer, uint32_t head, neap_value_options *inout_options,
-                  neap_value *io);
+     * that it starts from, for keys less mean (of the first of the heads that share it). What the
+     * options point to must live until the next call or the end of the fit. NULL: no. */
+    void (*start)(void *ctx, uint32_t layer, uint32_t head, const float *mean,
+                  neap_value_options *inout_options, neap_value *io);
     void *start_ctx;
     /* The fit looks at no more rows than about this many, whole chunks, evenly spread; 0: at all.
      */

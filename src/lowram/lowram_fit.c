@@ -188,7 +188,7 @@ static int fit_predictor(const group_view *view, uint32_t head, size_t n, const 
     neap_value *value = &part->predictors[part->shared_predictor ? head / kv_heads : head];
     if (options->start)
         options->start(options->start_ctx, part->shape.layers[head / kv_heads], head % kv_heads,
-                       &how, value);
+                       part->mean + (size_t)head * part->shape.k_head_dim, &how, value);
     const int err = neap_value_fit(inputs, values, n, &how, value);
     if (!err) neap_lowram_round(value->w1, neap_value_n_params(&value->shape));
     return err;

@@ -84,6 +84,16 @@ void neap_value_predict(const neap_value *value, const float *keys, size_t n,
     }
 }
 
+void neap_value_less_mean(const float *mean, neap_value *io) {
+    const neap_value_shape *s = &io->shape;
+    for (size_t i = 0; i < s->hidden; i++)
+        for (size_t c = 0; c < s->dk; c++)
+            io->b1[i] += io->w1[i * s->dk + c] * mean[s->first + c];
+    for (size_t c = 0; c < s->d_lin; c++)
+        for (size_t j = 0; j < s->dv; j++)
+            io->b2[j] += io->wlin[c * s->dv + j] * mean[c];
+}
+
 /* ---- means and deviations ---- */
 
 int neap_value_norm_create(const neap_value_shape *shape, neap_value_norm *ret_norm) {

@@ -47,6 +47,9 @@ void neap_value_free(neap_value *value); /* takes one that is all zero */
 /* predicted: [n][dv]. */
 void neap_value_predict(const neap_value *value, const float *keys, size_t n, float *ret_predicted);
 
+/* The same function of keys less mean [row]. */
+void neap_value_less_mean(const float *mean, neap_value *io);
+
 /* ---- fitting ---- */
 
 enum {

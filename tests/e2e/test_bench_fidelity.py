@@ -2,7 +2,7 @@
 """neap bench fidelity: the rows and figures of a small model on two short texts. What is exact moves
 nothing, what is coarse moves much, ratios are those that can be counted by hand; a trained klt has a
 row (with NEAP_TEST_ALL=1: training takes longer than all the rest); what cannot be measured is
-refused by name. Dropped tokens are not looked at, and count."""
+refused by name. Dropped tokens are not looked at, and count. LowRAM's options do what they say."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import support as s
 
 CONTEXT = 512
 KEYS = {"model", "context", "method", "ratio", "kl", "kl_low", "kl_high", "ppl_ratio",
-        "top1_agreement", "task_score", "task_baseline", "model_bytes", "texts"}
+        "top1_agreement", "key_error", "value_error", "task_score", "task_baseline", "model_bytes", "texts"}
 TEXTS = ["/usr/share/common-licenses/GPL-3", os.path.join(s.ROOT, "src", "attn", "tile.h")]
 # Least and greatest ratio; bits of an element and of what a group of them shares.
 RATIOS = {"none": (0.99, 1), "q8": (1.8, 2), "q4_0": (3.555, 3.556),
@@ -20,6 +20,11 @@ RATIOS = {"none": (0.99, 1), "q8": (1.8, 2), "q4_0": (3.555, 3.556),
           "kivi:1": (2.85, 2.95), "xkv:4": (3.9, 4.1)}
 if s.ALL:
     RATIOS["klt-head:4"] = (3.5, 4.1)
+
+
+BAD_OPTIONS = ["q8/g=2", "lowram:2/", "lowram:2/h=2", "lowram:2/g=9", "lowram:2/g=1.5", "lowram:2/g=",
+               "lowram:2/a=9", "lowram:2/linear=1", "lowram:2/p=nan", "lowram-e:4/v-from-k",
+               "lowram:2/shared/start-warm", "lowram:2/k-from-v/start-slim"]
 
 
 def environment(work):
@@ -52,6 +57,8 @@ def refusals(env):
                                (("--method", "klt-head:4"), 1, "neap train"),
                                (("--method", "lowram-eq:8"), 1, "neap train"),
                                (("--method", "lowram-e:2"), 2, "lowram-e:2"),
+                               (("--method", "lowram:2/start-warm"), 1, "neap train"),
+                               *((("--method", name), 2, name) for name in BAD_OPTIONS),
                                (("--klt-file", TEXTS[0]), 1, "GPL-3"),
                                (("--method", "none", "--context", "100000"), 1, "too few"),
                                (("--weights", "f64"), 2, "f64")):
@@ -109,6 +116,31 @@ def check_evictions(rows):
     s.check(rows["evict-mass:2"]["kl"] < rows["lowram-e-mass:4"]["kl"], "LowRAM costs nothing")
 
 
+def check_options(env):
+    """One half is exact where only the other is predicted; what is left out costs what it saves."""
+    base = "lowram:2/v-from-k"
+    names = [base, *(base + option for option in (
+                 "/p=1", "/no-residuals", "/random-residuals", "/adam=5", "/adam=5/fixed-linear")),
+             "lowram:2/v-from-previous-v", "lowram:2/k-from-v", "xkv-v:2",
+             "lowram-q:3/g=2", "lowram-q:3/g=2/b=4/exact=0"]
+    rows = rows_of(env, "--tasks", "0", "--method", ",".join(names), context=1024)
+    s.check_equal(list(rows), names, "rows in the order asked for")
+    for name, row in rows.items():
+        s.check((row["key_error"] == 0) == ("v-from" in name or "-v:" in name), f"{name}: keys")
+        s.check((row["value_error"] == 0) == ("k-from" in name), f"{name}: values")
+    # All of one half and a half of the other: 4/3.
+    for name in (base, "lowram:2/v-from-previous-v", "lowram:2/k-from-v", "xkv-v:2"):
+        s.check(1.3 < rows[name]["ratio"] < 1.34, f"{name}: ratio {rows[name]['ratio']}")
+    error = {name: row["value_error"] for name, row in rows.items()}
+    s.check(error[base + "/p=1"] < 1e-5 and rows[base + "/p=1"]["ratio"] < 1, "all residuals kept")
+    s.check(rows[base + "/no-residuals"]["ratio"] > 1.5, "residuals cost nothing")
+    s.check(error[base + "/no-residuals"] > error[base + "/random-residuals"] > error[base], error)
+    s.check(error[base + "/adam=5"] > error[base], "five updates are as good as the closed form")
+    s.check(error[base + "/adam=5/fixed-linear"] != error[base + "/adam=5"], "fixed-linear is not")
+    coarse = rows["lowram-q:3/g=2/b=4/exact=0"]
+    s.check(coarse["key_error"] > rows["lowram-q:3/g=2"]["key_error"], "B in 4 bits costs nothing")
+
+
 def check_tasks(rows):
     s.check(RATIOS["kivi:1"][0] <= rows["kivi:1"]["ratio"] <= RATIOS["kivi:1"][1], "ratio with tasks")
     s.check_equal(rows["none"]["task_score"], rows["none"]["task_baseline"], "exact tasks")
@@ -124,6 +156,7 @@ def body(work):
     check_texts(rows_of(env, "--tasks", "0", "--method", ",".join(["f16-fa-off", *RATIOS])))
     check_evictions(rows_of(env, "--tasks", "0", "--method", "none,evict-mass:2,evict-mass:4,"
                             "lowram-e-mass:4,lowram-eq-mass:4", context=1024))
+    check_options(env)
     check_tasks(rows_of(env, "--tasks", "1", "--method", "none,kivi:1"))
 
 

@@ -328,6 +328,48 @@ static void test_choices(void) {
     lowram_problem_free(&p);
 }
 
+/* The predictor that a fit starts from, of keys as they are. */
+static void start_fitted(void *ctx, uint32_t layer, uint32_t head, const float *mean,
+                         neap_value_options *inout_options, neap_value *io) {
+    const lowram_problem *p = ctx;
+    const size_t n = p->shape.n_rows, dk = p->shape.k_dim, dv = p->shape.v_dim;
+    float *keys = lowram_alloc(n * dk, sizeof *keys), *values = lowram_alloc(n * dv, sizeof *keys);
+    for (size_t i = 0; i < n * dk; i++)
+        keys[i] = neap_f32_of_f16(lowram_row(&p->k[layer], (uint32_t)(i / dk))[head * dk + i % dk]);
+    for (size_t i = 0; i < n * dv; i++)
+        values[i] =
+            neap_f32_of_f16(lowram_row(&p->v[layer], (uint32_t)(i / dv))[head * dv + i % dv]);
+    CHECK(neap_value_fit(keys, values, n, inout_options, io) == 0);
+    neap_value_less_mean(mean, io);
+    inout_options->method = NEAP_VALUE_ADAM;
+    inout_options->start = NEAP_VALUE_GIVEN;
+    inout_options->steps = 0;
+    free(keys);
+    free(values);
+}
+
+/* A start is taken as it is: without a step it explains what it did. */
+static void test_start(void) {
+    const lowram_shape shape = {2, 2, 16, 24, 600, 10, NEAP_KLT_ROPE_NONE, 0, 0.02f};
+    lowram_problem p;
+    neap_lowram_options options;
+    lowram_problem_make(&p, &shape, 8);
+    neap_lowram_defaults(&options, 2);
+    options.rank = 2 * 2 * 16;
+    options.residual_share = 0;
+    options.a_bits = NEAP_LOWRAM_F16;
+    neap_lowram *own = fit_of(&p, &options);
+    options.start = start_fitted;
+    options.start_ctx = &p;
+    neap_lowram *given = fit_of(&p, &options);
+    const float a = neap_lowram_group_at(own, 0)->error.values,
+                b = neap_lowram_group_at(given, 0)->error.values;
+    CHECK(b < 1.05f * a && a < 1.05f * b);
+    neap_lowram_free(own);
+    neap_lowram_free(given);
+    lowram_problem_free(&p);
+}
+
 int main(void) {
     neap_set_log(no_log, NULL);
     test_exact();
@@ -336,5 +378,6 @@ int main(void) {
     test_grown();
     test_damaged();
     test_choices();
+    test_start();
     return 0;
 }

@@ -57,6 +57,15 @@ static void prediction(void) {
             CHECK(fabs(sum - (double)predicted[i * DV + j]) < 1e-4);
         }
     }
+    float mean[2 * DK + 1];
+    static float again[N * DV];
+    fill(3, 2, shape.row, mean);
+    for (size_t i = 0; i < N * shape.row; i++)
+        keys[i] -= mean[i % shape.row];
+    neap_value_less_mean(mean, &value);
+    neap_value_predict(&value, keys, N, again);
+    for (size_t i = 0; i < N * DV; i++)
+        CHECK(fabsf(again[i] - predicted[i]) < 1e-4f);
     neap_value_free(&value);
 }
 
