@@ -168,8 +168,6 @@ typedef struct neap_lowram_group {
 
 uint32_t neap_lowram_n_groups(const neap_lowram *fit);
 const neap_lowram_group *neap_lowram_group_at(const neap_lowram *fit, uint32_t group);
-/* The group of a layer; -1: not coded by this fit. *ret_at: which of its layers. */
-int neap_lowram_find(const neap_lowram *fit, uint32_t layer, uint32_t *ret_at);
 
 /* ---- chunks ---- */
 

@@ -354,13 +354,3 @@ uint32_t neap_lowram_n_groups(const neap_lowram *fit) {
 const neap_lowram_group *neap_lowram_group_at(const neap_lowram *fit, uint32_t group) {
     return &fit->parts[group].shape;
 }
-
-int neap_lowram_find(const neap_lowram *fit, uint32_t layer, uint32_t *ret_at) {
-    for (uint32_t i = 0; i < fit->n_groups; i++)
-        for (uint32_t l = 0; l < fit->parts[i].shape.n_layers; l++)
-            if (fit->parts[i].shape.layers[l] == layer) {
-                *ret_at = l;
-                return (int)i;
-            }
-    return -1;
-}

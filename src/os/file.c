@@ -114,7 +114,6 @@ static neap_file_id id_of(const struct stat *st) {
         .inode = st->st_ino,
         .size_bytes = (uint64_t)st->st_size,
         .mtime_ns = (uint64_t)st->st_mtim.tv_sec * 1000000000u + (uint64_t)st->st_mtim.tv_nsec,
-        .ctime_ns = (uint64_t)st->st_ctim.tv_sec * 1000000000u + (uint64_t)st->st_ctim.tv_nsec,
     };
 }
 
@@ -138,7 +137,7 @@ int neap_path_identity(const char *path, neap_file_id *ret_id) {
 
 bool neap_file_id_equal(const neap_file_id *a, const neap_file_id *b) {
     return a->device == b->device && a->inode == b->inode && a->size_bytes == b->size_bytes &&
-           a->mtime_ns == b->mtime_ns && a->ctime_ns == b->ctime_ns;
+           a->mtime_ns == b->mtime_ns;
 }
 
 /* Reads until len bytes are there or the file ends. */

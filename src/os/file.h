@@ -14,7 +14,7 @@
 typedef struct neap_file neap_file;
 
 typedef struct neap_file_id {
-    uint64_t device, inode, size_bytes, mtime_ns, ctime_ns;
+    uint64_t device, inode, size_bytes, mtime_ns; /* no ctime: renaming a file changes it */
 } neap_file_id;
 
 int neap_file_open_read(const char *path, neap_file **ret_file);

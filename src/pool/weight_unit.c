@@ -19,19 +19,13 @@
 
 /* ---- model files ---- */
 
-/* ctime is left out: renaming a file there and back changes it. */
-static bool is_same_file(const neap_file_id *a, const neap_file_id *b) {
-    return a->device == b->device && a->inode == b->inode && a->size_bytes == b->size_bytes &&
-           a->mtime_ns == b->mtime_ns;
-}
-
 /* The file of that path as it is now, opened if no unit has it. [L] */
 static int file_get(neap_pool *pool, const char *path, neap_model_file **ret_file) {
     neap_file_id id;
     int err = neap_path_identity(path, &id);
     if (err) return err;
     for (neap_model_file *file = pool->files; file; file = file->next) {
-        if (strcmp(file->path, path) == 0 && is_same_file(&file->id, &id)) {
+        if (strcmp(file->path, path) == 0 && neap_file_id_equal(&file->id, &id)) {
             *ret_file = file;
             return 0;
         }
@@ -97,8 +91,9 @@ static bool file_look(neap_pool *pool, neap_model_file *file, neap_file **ret_fr
     neap_file_id of_handle = {0}, of_path = {0};
     const bool has_handle = neap_file_identity(file->file, &of_handle) == 0;
     const bool has_path = neap_path_identity(file->path, &of_path) == 0;
-    const bool changed = !is_same_file(&of_handle, &file->id) || !is_same_file(&of_path, &file->id);
-    if (has_path && (!has_handle || !is_same_file(&of_path, &of_handle)))
+    const bool changed =
+        !neap_file_id_equal(&of_handle, &file->id) || !neap_file_id_equal(&of_path, &file->id);
+    if (has_path && (!has_handle || !neap_file_id_equal(&of_path, &of_handle)))
         (void)neap_file_open_read(file->path, ret_fresh);
     pthread_mutex_unlock(&pool->lock);
     return changed;
