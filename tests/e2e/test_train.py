@@ -4,6 +4,7 @@ from, and files that are damaged or another model's, are refused by name."""
 
 import json
 import os
+import re
 import subprocess
 
 import support as s
@@ -49,6 +50,15 @@ def training_texts(work):
     return texts
 
 
+def told_without_terminal(work, model, texts):
+    """No bar; once it is done, what was learned, from how much, in what time, and where it is."""
+    done = train(work, model, *texts, "--profile", "head")
+    s.check_equal(done.stderr, "", "said while it learned")
+    first, *_, last = done.stdout.splitlines()
+    s.check(re.fullmatch(r".*: 30 layers, learned from \d+ tokens in \d+ s", first), done.stdout)
+    s.check(last.startswith("head ") and os.path.isfile(last.split()[-1]), done.stdout)
+
+
 def save_slot(work):
     with open(UNSEEN, encoding="ascii") as file:
         text = file.read(8000)
@@ -70,7 +80,9 @@ def body(work):
     with open(short, "w", encoding="ascii") as file:
         file.write(s.prose(7, 100))
     refusals(work, model, short)
-    shown = json.loads(train(work, model, *training_texts(work), "--json").stdout)
+    texts = training_texts(work)
+    told_without_terminal(work, model, texts)
+    shown = json.loads(train(work, model, *texts, "--json").stdout)
     s.check(shown["layers"] == 30 and shown["layers_left"] == 0 and shown["weighed"], shown)
     s.check(shown["tokens"] >= 2048, shown)
     s.check_equal([(f["profile"], f["ratio"]) for f in shown["files"]],
