@@ -379,7 +379,7 @@ static void test_held_short(void) {
     put(&w, &p, 0, USED);
     put(&w, &p, USED, USED + 1);
     CHECK(n_coded(&w) == 0 && strstr(stat_of(&w).codec_note,
-                                     "f16 instead: a context of 1400 cells is too short") != NULL);
+                                     "f16 instead: a context of 1400 tokens is too short") != NULL);
     stop(&w);
     lowram_problem_free(&p);
 }
