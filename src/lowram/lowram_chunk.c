@@ -14,7 +14,8 @@
 
 enum { ROWS = NEAP_LOWRAM_ROWS, MAGIC = 0x01434c4e /* "NLC", 1 */ };
 /* Rows that are decoded together: always so many, for BLAS sums in an order that hangs on how many
- * there are. So a row is the same to the bit, whichever others are decoded. */
+ * there are. So a row is the same to the bit, whichever others are decoded. With 16, 32, 64, 256 a
+ * chunk of 12 heads took 5.8, 5.2, 4.7, 4.5 ms, 8 rows of one head 31, 49, 82, 289 us. */
 enum { STEP = 32 };
 _Static_assert(ROWS % STEP == 0, "whole steps");
 #define F16_MAX 65504.0f

@@ -35,14 +35,13 @@ int neap_lowram_part_alloc(neap_lowram_part *part) {
     const size_t columns = neap_lowram_k_columns(&part->shape),
                  heads = neap_lowram_heads(&part->shape), rank = part->shape.rank,
                  dim = part->shape.v_head_dim, n_predictors = neap_lowram_n_predictors(part);
-    part->mean = calloc(columns + 2 * columns * rank + heads + dim * dim, sizeof *part->mean);
+    part->mean = calloc(columns + columns * rank + heads + dim * dim, sizeof *part->mean);
     part->basis_rows = malloc(columns * neap_turbo_row_bytes(part->shape.b_bits, part->shape.rank));
     part->predictors = calloc(n_predictors, sizeof *part->predictors);
     int err = part->mean && part->basis_rows && part->predictors ? 0 : -ENOMEM;
     if (err) return err;
     part->basis = part->mean + columns;
-    part->projection = part->basis + columns * rank;
-    part->limits = part->projection + columns * rank;
+    part->limits = part->basis + columns * rank;
     part->turn = part->limits + heads;
     for (uint32_t i = 0; i < n_predictors && !err; i++) {
         const neap_value_shape shape = neap_lowram_value_shape(part, i);
@@ -57,18 +56,38 @@ void neap_lowram_part_free(neap_lowram_part *part) {
     for (uint32_t i = 0; part->predictors && i < neap_lowram_n_predictors(part); i++)
         neap_value_free(&part->predictors[i]);
     free(part->predictors);
+    if (part->projection != part->basis) free(part->projection);
     free(part->basis_rows);
     free(part->mean);
 }
 
-/* B (B' B)^-1 */
-static int invert(const neap_lowram_part *part) {
+/* Whether B is orthonormal as far as f16 goes: g[rank][rank] = B' B, its upper triangle. */
+static bool is_orthonormal(const float *g, size_t rank) {
+    for (size_t i = 0; i < rank; i++)
+        for (size_t j = i; j < rank; j++)
+            if (!(fabsf(g[i * rank + j] - (i == j)) < 1e-3f)) return false;
+    return true;
+}
+
+/* B (B' B)^-1, which is B itself where that is orthonormal: B in f16 is, and makes half the memory
+ * of a fit. */
+static int invert(neap_lowram_part *part) {
     const size_t columns = neap_lowram_k_columns(&part->shape), rank = part->shape.rank;
     const int n = (int)rank, n_rhs = (int)columns;
     int info = 0;
     float *g = malloc(rank * rank * sizeof *g);
     if (!g) return -ENOMEM;
     cblas_ssyrk(CblasRowMajor, CblasUpper, CblasTrans, n, n_rhs, 1, part->basis, n, 0, g, n);
+    part->projection = part->basis;
+    if (is_orthonormal(g, rank)) {
+        free(g);
+        return 0;
+    }
+    part->projection = malloc(columns * rank * sizeof *g);
+    if (!part->projection) {
+        free(g);
+        return -ENOMEM;
+    }
     memcpy(part->projection, part->basis, columns * rank * sizeof *g);
     spotrf_("L", &n, g, &n, &info);
     if (!info) spotrs_("L", &n, &n_rhs, g, &n, part->projection, &n, &info);
@@ -281,7 +300,8 @@ static void settle(neap_lowram *fit, neap_lowram_part *part) {
     const size_t columns = neap_lowram_k_columns(&part->shape), dim = part->shape.v_head_dim;
     free(part->basis_rows);
     part->basis_rows = NULL;
-    fit->memory += sizeof *part + 4 * (columns * (1 + 2 * (size_t)part->shape.rank) + dim * dim);
+    const size_t n_bases = part->projection == part->basis ? 1 : 2;
+    fit->memory += sizeof *part + 4 * (columns * (1 + n_bases * part->shape.rank) + dim * dim);
     for (uint32_t i = 0; i < neap_lowram_n_predictors(part); i++)
         fit->memory += 4 * neap_value_n_params(&part->predictors[i].shape);
     const size_t scratch = neap_lowram_part_scratch(part);

@@ -25,7 +25,7 @@ typedef struct neap_lowram_part {
     uint8_t *basis_rows;    /* B as stored; NULL once it is open */
     float *mean;            /* [k_columns] */
     float *basis;           /* B [k_columns][rank] */
-    float *projection;      /* [k_columns][rank]: a = x projection */
+    float *projection;      /* [k_columns][rank]: a = x projection; may be basis */
     float *limits;          /* [heads]: rows that score more keep their residual */
     neap_value *predictors; /* [n_predictors] */
     float *turn;            /* [v_head_dim][v_head_dim]: residuals are coded turned by it */
