@@ -88,9 +88,10 @@ def usage():
     expect([], 2, "which command?")
     expect(["frobnicate"], 2, "neap: frobnicate: unknown command (see neap --help)")
     for later in (["top"],
-                  ["run", "--attn", "vulkan"], ["run", "--kv", "lowram:8"],
+                  ["run", "--attn", "vulkan"], ["run", "--kv", "q4_0"],
                   ["serve", "--encrypt", "on"], ["serve", "--session", "a"]):
         expect(later, 2, "not in this version")
+    expect(["run", "--kv", "lowram:1"], 2, "--kv lowram:1: not a ratio")
     expect(["train"], 2, "which model?")
     expect(["evict"], 2, "how much?")
     for size in ("0", "0%", "-5M", "5X", "1.5", "%", "99999999999999999999G", ""):
