@@ -22,6 +22,9 @@
 #include "neap.h"
 
 enum { MAGIC = 0x01434b4e /* "NKC" 1 */, RAW = 0xffff, STEP_COLUMNS = 64 };
+/* Components that are widened at a time: whole strips, whole quads. */
+enum { SPAN = 48 };
+_Static_assert(SPAN % NEAP_KLT_STRIP == 0 && SPAN % 4 == 0, "spans of components");
 
 /* What the roundings of F and S to f16 leave of |x S|^2 - |y|^2 where nothing should be left. */
 #define METRIC_NOISE 0x1p-13f
@@ -323,12 +326,26 @@ static void clear(const panels *p) {
     memset(p->y, 0, p->n_blocks * p->y_pitch * sizeof *p->y);
 }
 
-/* Rows row .. of y += strip by n columns of x from column on. */
-static void add_strip(const encoding *e, const panels *p, const float *strip, uint32_t column,
-                      uint32_t n, uint32_t row) {
+/* Rows row .. of y += a by n columns of x from column on: a[n_rows][64], zero up to whole strips.
+ * The first cache holds a and x of 64 rows. */
+static void add_span(const encoding *e, const panels *p, const float *a, uint32_t n_rows,
+                     uint32_t column, uint32_t n, uint32_t row) {
     for (uint32_t b = 0; b < p->n_blocks; b++)
-        e->kernel->project(strip, p->x + b * p->x_pitch + (size_t)column * NEAP_KLT_TILE, n,
-                           p->y + b * p->y_pitch + (size_t)row * NEAP_KLT_TILE);
+        for (uint32_t c = 0; c < n_rows; c += NEAP_KLT_STRIP)
+            e->kernel->project(a + (size_t)c * NEAP_KLT_TILE,
+                               p->x + b * p->x_pitch + (size_t)column * NEAP_KLT_TILE, n,
+                               p->y + b * p->y_pitch + (size_t)(row + c) * NEAP_KLT_TILE);
+}
+
+/* y += n columns of a, f16 [width][pitch], by x from column on. */
+static void add_f16(const encoding *e, const panels *p, const uint16_t *a, size_t pitch,
+                    uint32_t width, uint32_t column, uint32_t n) {
+    for (uint32_t c = 0; c < width; c += SPAN) {
+        float span[SPAN * NEAP_KLT_TILE] = {0};
+        const uint32_t rows = width - c < SPAN ? width - c : SPAN;
+        e->kernel->widen(a + c * pitch, pitch, rows, n, span);
+        add_span(e, p, span, rows, column, n, c);
+    }
 }
 
 /* y = a x, of a[width][n] in f16. */
@@ -337,35 +354,21 @@ static void project_f16(const encoding *e, const panels *p, const uint16_t *a, u
     clear(p);
     for (uint32_t first = 0; first < n; first += NEAP_KLT_TILE) {
         const uint32_t step = n - first < NEAP_KLT_TILE ? n - first : NEAP_KLT_TILE;
-        for (uint32_t c = 0; c < width; c += NEAP_KLT_STRIP) {
-            float strip[NEAP_KLT_STRIP * NEAP_KLT_TILE] = {0};
-            const uint32_t rows = width - c < NEAP_KLT_STRIP ? width - c : NEAP_KLT_STRIP;
-            e->kernel->widen(a + (size_t)c * n + first, n, rows, step, strip);
-            add_strip(e, p, strip, first, step, c);
-        }
+        add_f16(e, p, a + first, n, width, first, step);
     }
 }
 
-/* y += a tile's n columns of G by x, the integer components in their units; three quads are two
- * strips. */
-static void project_tile(const encoding *e, const panels *p, const neap_klt_basis *basis,
-                         uint32_t tile, uint32_t column, uint32_t n) {
-    enum { QUADS = 3, QUAD = 4 * NEAP_KLT_TILE, STRIP = NEAP_KLT_STRIP * NEAP_KLT_TILE };
-    const uint16_t *g = basis->g + (size_t)tile * basis->n_exact * NEAP_KLT_TILE;
-    for (uint32_t c = 0; c < basis->n_exact; c += NEAP_KLT_STRIP) {
-        float strip[STRIP] = {0};
-        const uint32_t left = basis->n_exact - c,
-                       rows = left < NEAP_KLT_STRIP ? left : NEAP_KLT_STRIP;
-        e->kernel->widen(g + (size_t)c * NEAP_KLT_TILE, NEAP_KLT_TILE, rows, n, strip);
-        add_strip(e, p, strip, column, n, c);
-    }
-    for (uint32_t q = 0; q < basis->n_quads; q += QUADS) {
-        float strips[2 * STRIP] = {0};
-        const uint32_t row = basis->n_exact + 4 * q;
-        for (uint32_t i = 0; i < QUADS && q + i < basis->n_quads; i++)
-            e->kernel->widen_quad(basis, tile, q + i, strips + i * QUAD);
-        add_strip(e, p, strips, column, n, row);
-        add_strip(e, p, strips + STRIP, column, n, row + NEAP_KLT_STRIP);
+/* y += a tile's n columns of G by x, the integer components in their units. */
+static void add_tile(const encoding *e, const panels *p, const neap_klt_basis *basis, uint32_t tile,
+                     uint32_t column, uint32_t n) {
+    add_f16(e, p, basis->g + (size_t)tile * basis->n_exact * NEAP_KLT_TILE, NEAP_KLT_TILE,
+            basis->n_exact, column, n);
+    for (uint32_t q = 0; q < basis->n_quads; q += SPAN / 4) {
+        float span[SPAN * NEAP_KLT_TILE] = {0};
+        const uint32_t left = basis->n_quads - q, quads = left < SPAN / 4 ? left : SPAN / 4;
+        for (uint32_t i = 0; i < quads; i++)
+            e->kernel->widen_quad(basis, tile, q + i, span + i * 4 * NEAP_KLT_TILE);
+        add_span(e, p, span, 4 * quads, column, n, basis->n_exact + 4 * q);
     }
 }
 
@@ -376,7 +379,7 @@ static void project_on_g(const encoding *e, const panels *p, const neap_klt_grou
     for (neap_klt_head head = {0}; neap_klt_next_head(e->block, group, &head);)
         for (uint32_t at = 0; at < head.dim; at += NEAP_KLT_TILE) {
             const uint32_t left = head.dim - at, n = left < NEAP_KLT_TILE ? left : NEAP_KLT_TILE;
-            project_tile(e, p, basis, head.tile + at / NEAP_KLT_TILE, head.column + at, n);
+            add_tile(e, p, basis, head.tile + at / NEAP_KLT_TILE, head.column + at, n);
         }
     for (uint32_t b = 0; b < p->n_blocks; b++)
         for (uint32_t c = basis->n_exact; c < basis->n_components; c++)
