@@ -29,7 +29,6 @@
 #include "fidelity_score.h"
 #include "kept_context.h"
 #include "klt_file.h"
-#include "lowram.h"
 #include "proc.h"
 #include "tasks.h"
 #include "textfile.h"
@@ -58,6 +57,13 @@ typedef struct compressed {
     neap_method_kept kept;
 } compressed;
 
+/* Answers to the questions of a kind. */
+typedef struct tally {
+    size_t n, n_right;
+    size_t n_lost; /* right on the exact cache, and wrong */
+    double share;  /* of the answers' tokens, summed up */
+} tally;
+
 /* A method and what was measured of it in the context at hand. */
 typedef struct column {
     bool is_floor;
@@ -68,7 +74,7 @@ typedef struct column {
     uint64_t text_bytes, text_tokens; /* kept of the text at hand */
     compressed made;                  /* of the state at hand, while it is looked at */
     neap_method_loss loss;
-    double task_sums[NEAP_TASK_KINDS];
+    tally tasks[NEAP_TASK_KINDS], task[NEAP_TASK_KINDS]; /* all; those of the text at hand */
 } column;
 
 typedef struct bench {
@@ -90,10 +96,10 @@ typedef struct bench {
     neap_kept kept;
     column columns[METHODS_MAX];
     size_t n_columns;
-    bool left_out; /* some method, somewhere */
-    size_t n_used; /* texts long enough for the context */
-    double task_exact[NEAP_TASK_KINDS];
-    size_t n_steps, n_done; /* of the progress bar */
+    bool left_out;                                       /* some method, somewhere */
+    size_t n_used;                                       /* texts long enough for the context */
+    tally tasks[NEAP_TASK_KINDS], task[NEAP_TASK_KINDS]; /* of the exact cache */
+    size_t n_steps, n_done;                              /* of the progress bar */
 } bench;
 
 /* Asked to end: what is measured whole is reported. A second signal ends it at once. */
@@ -364,74 +370,135 @@ static int measure_texts(bench *b, size_t context) {
 
 /* ---- tasks ---- */
 
-static int answer(bench *b, const neap_task *task, const neap_tokens *question, double *ret_score) {
-    const size_t n_vocab = neap_session_vocabulary(b->session);
-    int32_t tokens[TASK_ROOM];
-    const float *logits = NULL;
-    size_t n = 0, last = question->n - 1;
-    char *text = NULL;
-    int status = neap_session_logits(b->session, question->ids, question->n, &logits);
-    while (!status && n < task->n_predict) {
-        const int32_t token = (int32_t)neap_likeliest(logits + last * n_vocab, n_vocab);
-        if (neap_session_is_end(b->session, token)) break;
-        tokens[n++] = token;
-        last = 0;
-        status = neap_session_logits(b->session, &token, 1, &logits);
+typedef struct asked {
+    int kind;
+    neap_tokens tokens; /* of the question and the right answer */
+    size_t n_question;
+    bool is_right; /* on the exact cache */
+} asked;
+
+static int tokenize_question(bench *b, const neap_question *question, asked *ret_asked) {
+    neap_tokens text = {0}, answer = {0};
+    int status =
+        neap_session_tokenize(b->session, question->text, strlen(question->text), false, &text);
+    if (!status)
+        status = neap_session_tokenize(b->session, question->answer, strlen(question->answer),
+                                       false, &answer);
+    int32_t *ids = status ? NULL : malloc((text.n + answer.n) * sizeof *ids);
+    if (ids) {
+        memcpy(ids, text.ids, text.n * sizeof *ids);
+        memcpy(ids + text.n, answer.ids, answer.n * sizeof *ids);
+        *ret_asked = (asked){question->kind, {ids, text.n + answer.n}, text.n, false};
+    } else if (!status) {
+        status = no_memory();
     }
-    if (!status) status = neap_session_text(b->session, tokens, n, &text);
-    if (!status) *ret_score = neap_task_score(task, text);
-    free(text);
+    neap_tokens_free(&text);
+    neap_tokens_free(&answer);
     return status;
 }
 
-static int ask_methods(bench *b, int kind, const neap_task *task, const neap_tokens *question,
-                       const neap_kv_file *exact) {
+/* Whether each token of the answer is the likeliest after those before it: then the model, which
+ * takes the likeliest, would have given it. One batch. */
+static int answer(bench *b, const asked *q, tally *tasks, bool *ret_right) {
+    const size_t n_vocab = neap_session_vocabulary(b->session);
+    const size_t n = q->tokens.n - q->n_question;
+    const float *logits = NULL;
+    size_t n_hit = 0;
+    const int status = neap_session_logits(b->session, q->tokens.ids, q->tokens.n - 1, &logits);
+    if (status) return status;
+    for (size_t i = 0; i < n; i++) {
+        const size_t at = q->n_question + i;
+        n_hit += neap_likeliest(logits + (at - 1) * n_vocab, n_vocab) == (size_t)q->tokens.ids[at];
+    }
+    *ret_right = n_hit == n;
+    tasks[q->kind].n++;
+    tasks[q->kind].n_right += n_hit == n;
+    tasks[q->kind].share += (double)n_hit / (double)n;
+    return 0;
+}
+
+static int ask_exact(bench *b, asked *questions, size_t n, const neap_kv_file *exact) {
+    int status = 0;
+    for (size_t i = 0; i < n && !status; i++) {
+        status = neap_session_set(b->session, exact);
+        if (!status) status = answer(b, &questions[i], b->task, &questions[i].is_right);
+    }
+    return status;
+}
+
+static int ask_method(bench *b, column *c, const asked *questions, size_t n) {
+    int status = 0;
+    for (size_t i = 0; i < n && !status; i++) {
+        bool is_right = false;
+        status = load_compressed(b, c);
+        if (!status) status = answer(b, &questions[i], c->task, &is_right);
+        c->task[questions[i].kind].n_lost += questions[i].is_right && !is_right;
+    }
+    return status;
+}
+
+static int ask_methods(bench *b, const asked *questions, size_t n, const neap_kv_file *exact) {
     int status = 0;
     for (size_t i = 0; i < b->n_columns && !status; i++) {
         column *c = &b->columns[i];
-        double score = 0;
         status = step(b, c->method.name);
         if (status || c->is_floor || c->is_out) continue;
         status = make_compressed(b, i, exact);
-        if (!status && !c->is_out) status = load_compressed(b, c);
-        if (!status && !c->is_out) status = answer(b, task, question, &score);
-        c->task_sums[kind] += score;
+        if (!status && !c->is_out) status = ask_method(b, c, questions, n);
         free_made(c);
     }
-    for (size_t i = 0; i < b->n_columns; i++)
-        free_made(&b->columns[i]);
     return status;
 }
 
-static int measure_task(bench *b, int kind, const neap_task *task, const neap_tokens *context) {
+static void add_tallies(tally *sums, const tally *more) {
+    for (size_t i = 0; i < NEAP_TASK_KINDS; i++) {
+        sums[i].n += more[i].n;
+        sums[i].n_right += more[i].n_right;
+        sums[i].n_lost += more[i].n_lost;
+        sums[i].share += more[i].share;
+    }
+}
+
+/* A text that every method was asked about. */
+static void count_task(bench *b) {
+    add_tallies(b->tasks, b->task);
+    for (size_t i = 0; i < b->n_columns; i++)
+        add_tallies(b->columns[i].tasks, b->columns[i].task);
+}
+
+static int measure_task(bench *b, const neap_task *task, const neap_tokens *context) {
+    asked questions[NEAP_TASK_QUESTIONS] = {0};
     neap_kv_file exact = {0};
-    neap_tokens question = {0};
-    double score = 0;
-    int status = step(b, neap_task_names[kind]);
-    if (!status)
-        status = neap_session_tokenize(b->session, task->question, strlen(task->question), false,
-                                       &question);
+    int status = step(b, "reading a task");
+    memset(b->task, 0, sizeof b->task);
+    for (size_t i = 0; i < b->n_columns; i++)
+        memset(b->columns[i].task, 0, sizeof b->columns[i].task);
+    for (size_t i = 0; i < task->n_questions && !status; i++)
+        status = tokenize_question(b, &task->questions[i], &questions[i]);
     if (!status) status = neap_kept_read(&b->kept, b->session, context->ids, context->n);
     if (!status) status = neap_session_get(b->session, &exact);
-    if (!status) status = answer(b, task, &question, &score);
-    b->task_exact[kind] += score;
-    if (!status) status = ask_methods(b, kind, task, &question, &exact);
-    neap_tokens_free(&question);
+    if (!status) status = ask_exact(b, questions, task->n_questions, &exact);
+    if (!status) status = ask_methods(b, questions, task->n_questions, &exact);
+    if (!status) count_task(b);
+    for (size_t i = 0; i < b->n_columns; i++)
+        free_made(&b->columns[i]);
+    for (size_t i = 0; i < task->n_questions; i++)
+        neap_tokens_free(&questions[i].tokens);
     neap_kv_file_free(&exact);
     return status;
 }
 
-/* The task whose context is the longest that this number of tokens holds, or nearly. */
-static int fit_task(bench *b, int kind, uint32_t seed, size_t n_tokens, neap_task *ret_task,
+/* The task whose text is the longest that this number of tokens holds, or nearly. */
+static int fit_task(bench *b, int text, uint32_t seed, size_t n_tokens, neap_task *ret_task,
                     neap_tokens *ret_context) {
     size_t n_words = n_tokens / 2;
     for (int tries = 0;; tries++) {
         neap_task task;
         neap_tokens context = {0};
-        const int err = neap_task_make(kind, seed, n_words, &task);
+        const int err = neap_task_make(text, seed, n_words, &task);
         if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(err));
         const int status =
-            neap_session_tokenize(b->session, task.context, strlen(task.context), true, &context);
+            neap_session_tokenize(b->session, task.text, strlen(task.text), true, &context);
         const bool fits = context.n <= n_tokens && (tries >= 5 || context.n >= n_tokens / 20 * 19);
         if (!status && fits) {
             *ret_task = task;
@@ -444,20 +511,18 @@ static int fit_task(bench *b, int kind, uint32_t seed, size_t n_tokens, neap_tas
         if (status) return status;
         if (n_words == 0)
             return neap_cli_error(NEAP_EXIT_FAILED, "a longer context, or --tasks 0",
-                                  "task %s: does not fit into %zu tokens", neap_task_names[kind],
-                                  n_tokens);
+                                  "tasks: do not fit into %zu tokens", n_tokens);
     }
 }
 
 static int measure_tasks(bench *b, size_t n_tokens) {
     int status = 0;
-    memset(b->task_exact, 0, sizeof b->task_exact);
-    for (int kind = 0; kind < NEAP_TASK_KINDS && !status; kind++)
+    for (int text = 0; text < NEAP_TASK_TEXTS && !status; text++)
         for (long i = 0; i < b->n_tasks && !status; i++) {
             neap_task task = {0};
             neap_tokens context = {0};
-            status = fit_task(b, kind, (uint32_t)i + 1, n_tokens, &task, &context);
-            if (!status) status = measure_task(b, kind, &task, &context);
+            status = fit_task(b, text, (uint32_t)i + 1, n_tokens, &task, &context);
+            if (!status) status = measure_task(b, &task, &context);
             neap_tokens_free(&context);
             neap_task_free(&task);
         }
@@ -565,19 +630,40 @@ static void close_model(bench *b) {
 
 /* ---- report ---- */
 
-static double mean_of(const double sums[NEAP_TASK_KINDS], double n) {
-    double sum = 0;
-    for (size_t i = 0; i < NEAP_TASK_KINDS; i++)
-        sum += sums[i];
-    return sum / n;
+/* Of all questions of the kinds that the model can answer: half of them or more, on the exact
+ * cache. n 0: there are none. */
+static tally sum_of(const bench *b, const tally tasks[NEAP_TASK_KINDS]) {
+    tally sum = {0};
+    for (size_t i = 0; i < NEAP_TASK_KINDS; i++) {
+        if (2 * b->tasks[i].n_right < b->tasks[i].n) continue;
+        sum.n += tasks[i].n;
+        sum.n_right += tasks[i].n_right;
+        sum.n_lost += tasks[i].n_lost;
+    }
+    return sum;
+}
+
+static bool has_tasks(const bench *b, const column *c) {
+    return !c->is_floor && sum_of(b, c->tasks).n > 0;
+}
+
+static double score_of(const bench *b, const tally tasks[NEAP_TASK_KINDS]) {
+    const tally sum = sum_of(b, tasks);
+    return (double)sum.n_right / (double)sum.n;
 }
 
 static json_t *tasks_json(const bench *b, const column *c) {
     json_t *tasks = json_object();
-    for (size_t i = 0; i < NEAP_TASK_KINDS; i++)
+    for (size_t i = 0; i < NEAP_TASK_KINDS && b->tasks[i].n > 0; i++) {
+        const tally *exact = &b->tasks[i], *own = &c->tasks[i];
+        const double n = (double)exact->n;
         json_object_set_new(tasks, neap_task_names[i],
-                            json_pack("[f, f]", b->task_exact[i] / (double)b->n_tasks,
-                                      c->task_sums[i] / (double)b->n_tasks));
+                            json_pack("{s:I, s:f, s:f, s:I, s:f, s:f}", "questions",
+                                      (json_int_t)exact->n, "baseline", (double)exact->n_right / n,
+                                      "score", (double)own->n_right / n, "lost",
+                                      (json_int_t)own->n_lost, "baseline_tokens", exact->share / n,
+                                      "score_tokens", own->share / n));
+    }
     return tasks;
 }
 
@@ -593,25 +679,24 @@ static double share_of(const neap_method_loss *loss, size_t plane) {
 }
 
 static json_t *row_json(const bench *b, const column *c, long context, const neap_fidelity *f) {
-    const double n_tasks = (double)b->n_tasks * NEAP_TASK_KINDS;
-    const bool has_tasks = b->n_tasks > 0 && !c->is_floor;
+    const bool has = has_tasks(b, c);
     json_t *by_text = json_array();
     for (size_t i = 0; i < b->n_used; i++)
         json_array_append_new(by_text, json_real(mean_kl(c->scores + i * N_NEXT)));
     return json_pack("{s:s, s:I, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:o, "
-                     "s:I, s:I, s:I, s:o, s:s}",
+                     "s:o, s:I, s:I, s:I, s:o, s:s}",
                      "model", b->label, "context", (json_int_t)context, "method", c->method.name,
                      "ratio", c->is_floor ? 1.0 : (double)c->raw_bytes / (double)c->kept_bytes,
                      "kept_share", c->is_floor ? 1.0 : (double)c->n_kept / (double)c->n_tokens,
                      "key_error", share_of(&c->loss, 0), "value_error", share_of(&c->loss, 1), "kl",
                      f->kl, "kl_low", f->kl_low, "kl_high", f->kl_high, "ppl_ratio", f->ppl_ratio,
                      "top1_agreement", f->top1_agreement, "task_score",
-                     has_tasks ? json_real(mean_of(c->task_sums, n_tasks)) : json_null(),
-                     "task_baseline",
-                     has_tasks ? json_real(mean_of(b->task_exact, n_tasks)) : json_null(), "tasks",
-                     has_tasks ? tasks_json(b, c) : json_null(), "model_bytes",
-                     (json_int_t)neap_method_model_bytes(&c->method, b->session), "texts",
-                     (json_int_t)b->n_used, "tokens", (json_int_t)(b->n_used * N_NEXT),
+                     has ? json_real(score_of(b, c->tasks)) : json_null(), "task_baseline",
+                     has ? json_real(score_of(b, b->tasks)) : json_null(), "task_lost",
+                     has ? json_integer((json_int_t)sum_of(b, c->tasks).n_lost) : json_null(),
+                     "tasks", !c->is_floor && b->n_tasks > 0 ? tasks_json(b, c) : json_null(),
+                     "model_bytes", (json_int_t)neap_method_model_bytes(&c->method, b->session),
+                     "texts", (json_int_t)b->n_used, "tokens", (json_int_t)(b->n_used * N_NEXT),
                      "kl_by_text", by_text, "weights", b->own_weights ? "own" : "f32");
 }
 
@@ -626,10 +711,8 @@ static int name_width(const bench *b) {
 
 static void print_row(const bench *b, const column *c, long context, const neap_fidelity *f) {
     char tasks[24] = "-";
-    const double n_tasks = (double)b->n_tasks * NEAP_TASK_KINDS;
-    if (b->n_tasks && !c->is_floor)
-        snprintf(tasks, sizeof tasks, "%.2f/%.2f", mean_of(c->task_sums, n_tasks),
-                 mean_of(b->task_exact, n_tasks));
+    if (has_tasks(b, c))
+        snprintf(tasks, sizeof tasks, "%.2f/%.2f", score_of(b, c->tasks), score_of(b, b->tasks));
     printf("%-20s %7ld %-*s %6.2f %9.6f [%.6f %.6f] %7.4f %6.3f %10s %10s %5zu\n", b->label,
            context, name_width(b), c->method.name,
            c->is_floor ? 1.0 : (double)c->raw_bytes / (double)c->kept_bytes, f->kl, f->kl_low,
@@ -646,8 +729,9 @@ static void report(bench *b, long context, json_t *rows) {
         c->is_out = false;
         c->raw_bytes = c->kept_bytes = c->n_tokens = c->n_kept = 0;
         c->loss = (neap_method_loss){0};
-        memset(c->task_sums, 0, sizeof c->task_sums);
+        memset(c->tasks, 0, sizeof c->tasks);
     }
+    memset(b->tasks, 0, sizeof b->tasks);
     if (!b->options.as_json) fflush(stdout);
 }
 
@@ -661,7 +745,7 @@ static int run_model(bench *b, const char *model, json_t *rows) {
     b->kept.stop = &stopped;
     if (!status) status = find_weights(b, model_path);
     if (!status) status = open_session(b);
-    const size_t n_items = b->n_texts + (size_t)b->n_tasks * NEAP_TASK_KINDS;
+    const size_t n_items = b->n_texts + (size_t)b->n_tasks * NEAP_TASK_TEXTS;
     b->n_steps = b->n_contexts * n_items * (b->n_columns + 1);
     b->n_done = 0;
     for (size_t i = 0; i < b->n_contexts && !status; i++) {
@@ -677,7 +761,6 @@ static int run_model(bench *b, const char *model, json_t *rows) {
 static int run(bench *b) {
     json_t *rows = json_array();
     stop_on_signals();
-    neap_lowram_one_thread(); /* methods compress side by side */
     int status = b->own_texts ? 0 : list_texts(b);
     if (!status && !b->options.as_json)
         printf("%-20s %7s %-*s %6s %9s %-19s %7s %6s %10s %10s %5s\n", "MODEL", "CONTEXT",
@@ -725,7 +808,7 @@ static const neap_command command = {
     "  --klt-file FILE  one more method: this file of codec klt\n"
     "  --texts N        the first N of the texts that tools/fetch-texts brings (6; --quick: 3)\n"
     "  --text FILE      this text instead of those; may be repeated\n"
-    "  --tasks N        questions of each kind (2; --quick: 1; 0: none)\n"
+    "  --tasks N        texts of each kind with questions (2; --quick: 1; 0: none)\n"
     "  --weights W      f32 (default: widened, so that their rounding hides nothing) or own\n"
     "\n"
     "methods:\n"

@@ -31,8 +31,8 @@
     F(llama_context_default_params) F(llama_model_load_from_file) F(llama_model_free) \
     F(llama_init_from_model) F(llama_free) F(llama_get_memory) F(llama_memory_clear) \
     F(llama_memory_seq_rm) F(llama_model_get_vocab) F(llama_model_n_head_kv) \
-    F(llama_vocab_n_tokens) F(llama_vocab_is_eog) F(llama_tokenize) F(llama_token_to_piece) \
-    F(llama_decode) F(llama_get_logits) F(llama_state_seq_get_size) F(llama_state_seq_get_data) \
+    F(llama_vocab_n_tokens) F(llama_tokenize) F(llama_decode) F(llama_get_logits) \
+    F(llama_state_seq_get_size) F(llama_state_seq_get_data) \
     F(llama_state_seq_set_data) F(llama_model_quantize_default_params) F(llama_model_quantize) \
     F(ggml_version) F(ggml_type_name) F(ggml_row_size) F(ggml_get_type_traits)
 /* clang-format on */
@@ -365,10 +365,6 @@ uint32_t neap_session_vocabulary(const neap_session *s) {
     return (uint32_t)fn.llama_vocab_n_tokens(s->vocab);
 }
 
-bool neap_session_is_end(const neap_session *s, int32_t token) {
-    return fn.llama_vocab_is_eog(s->vocab, token);
-}
-
 int neap_session_tokenize(neap_session *s, const char *text, size_t len, bool is_start,
                           neap_tokens *ret_tokens) {
     const size_t cap = len + 2; /* a token is a byte of the text at least */
@@ -385,34 +381,6 @@ int neap_session_tokenize(neap_session *s, const char *text, size_t len, bool is
     }
     tokens.n = (size_t)n;
     *ret_tokens = tokens;
-    return 0;
-}
-
-int neap_session_text(neap_session *s, const int32_t *tokens, size_t n, char **ret_text) {
-    char *text = NULL;
-    size_t len = 0, cap = 0;
-    for (size_t i = 0; i < n; i++) {
-        int32_t more = 0;
-        if (text)
-            more = fn.llama_token_to_piece(s->vocab, tokens[i], text + len, (int32_t)(cap - len), 0,
-                                           false);
-        while (!text || more < 0) {
-            cap = 2 * cap + 256;
-            char *larger = realloc(text, cap + 1);
-            if (!larger) {
-                free(text);
-                return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
-            }
-            text = larger;
-            more = fn.llama_token_to_piece(s->vocab, tokens[i], text + len, (int32_t)(cap - len), 0,
-                                           false);
-        }
-        len += (size_t)more;
-    }
-    if (!text) text = malloc(1);
-    if (!text) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
-    text[len] = '\0';
-    *ret_text = text;
     return 0;
 }
 

@@ -49,9 +49,6 @@ uint32_t neap_session_vocabulary(const neap_session *session); /* tokens */
 /* is_start: with the token that texts of this model begin with, if it has one. */
 int neap_session_tokenize(neap_session *session, const char *text, size_t len, bool is_start,
                           neap_tokens *ret_tokens);
-/* The text of tokens; malloc'd. */
-int neap_session_text(neap_session *session, const int32_t *tokens, size_t n, char **ret_text);
-bool neap_session_is_end(const neap_session *session, int32_t token);
 
 /* Appends tokens to the context. */
 int neap_session_read(neap_session *session, const int32_t *tokens, size_t n);

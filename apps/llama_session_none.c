@@ -35,16 +35,6 @@ int neap_session_tokenize(neap_session *session, const char *text, size_t len, b
     return NEAP_EXIT_FAILED;
 }
 
-int neap_session_text(neap_session *session, const int32_t *tokens, size_t n, char **ret_text) {
-    (void)session, (void)tokens, (void)n, (void)ret_text;
-    return NEAP_EXIT_FAILED;
-}
-
-bool neap_session_is_end(const neap_session *session, int32_t token) {
-    (void)session, (void)token;
-    return true;
-}
-
 int neap_session_read(neap_session *session, const int32_t *tokens, size_t n) {
     (void)session, (void)tokens, (void)n;
     return NEAP_EXIT_FAILED;

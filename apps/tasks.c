@@ -12,8 +12,12 @@
 const char *const neap_task_names[NEAP_TASK_KINDS] = {"needle", "multi-key", "variables",
                                                       "common-words"};
 
-static const char *const cities[] = {"Lisbon",  "Oslo",  "Cairo",  "Lima",   "Hanoi", "Dublin",
-                                     "Nairobi", "Quito", "Vienna", "Athens", "Tunis", "Riga"};
+/* What needles are. */
+static const char *const things[] = {"pass code of the old vault", "licence number of the ferry",
+                                     "call sign of the blue boat"};
+#define N_NEEDLES (sizeof things / sizeof *things)
+static const char *const cities[] = {"Lisbon", "Oslo",    "Cairo", "Lima",
+                                     "Dublin", "Nairobi", "Quito", "Vienna"};
 #define N_CITIES (sizeof cities / sizeof *cities)
 static const char *const names[] = {"ALPHA", "BRAVO", "DELTA", "GOLF",   "HOTEL", "KILO",
                                     "LIMA",  "OSCAR", "ROMEO", "SIERRA", "TANGO", "VICTOR"};
@@ -23,9 +27,14 @@ static const char *const words[] = {"apple",  "bridge", "candle",   "desert", "e
                                     "marble", "needle", "orange",   "pencil", "quartz", "ribbon",
                                     "saddle", "timber", "umbrella", "velvet", "window", "yellow"};
 #define N_WORDS (sizeof words / sizeof *words)
-#define N_HOPS 3       /* assignments of a chain of variables after the first */
-#define N_COMMON 3     /* words that come often */
-#define TIMES_COMMON 6 /* as often as the others */
+#define N_KEYS_ASKED 3
+#define N_CHAIN 2       /* variables: the first has a value, each other that of the one before */
+#define TIMES_COMMON 12 /* as often as the other words does the common one come */
+#define N_LINES (N_NEEDLES + N_CITIES + N_CHAIN)
+
+#define WHAT_BYTES 64
+#define LINE_BYTES 96
+#define VALUE_BYTES 20
 
 #define TEXT_STEP 65536u
 
@@ -34,6 +43,9 @@ typedef struct maker {
     char *text;
     size_t len, cap;
     bool failed;
+    uint32_t words[N_WORDS];         /* in random order: of lines' values */
+    char lines[N_LINES][LINE_BYTES]; /* to be hidden in a logbook */
+    size_t n_lines;
 } maker;
 
 static uint32_t next(maker *m, size_t n) {
@@ -66,113 +78,115 @@ static void shuffle(maker *m, uint32_t *order, size_t n) {
     }
 }
 
-/* The ordinary text with the lines in it, spread over its length in their order. */
-static void hide(maker *m, char lines[][80], size_t n_lines, size_t n_words) {
+/* The ordinary text with the lines in it, spread over its length in that order. */
+static void hide(maker *m, const uint32_t *order, size_t n_words) {
     char *around = neap_text_generate(n_words);
     if (!around) m->failed = true;
     if (!around) return;
     const size_t len = strlen(around);
     size_t done = 0;
-    for (size_t i = 0; i < n_lines; i++) {
+    for (size_t i = 0; i < N_LINES; i++) {
         /* Somewhere in the line's own part of the text, after a sentence. */
-        size_t at = len / n_lines * i + next(m, len / n_lines + 1);
+        const size_t at = len / N_LINES * i + next(m, len / N_LINES + 1);
         const char *end = strstr(around + (at > done ? at : done), ". ");
-        at = end ? (size_t)(end - around) + 2 : len;
-        add(m, around + done, at - done);
-        add(m, lines[i], strlen(lines[i]));
-        done = at;
+        const size_t to = end ? (size_t)(end - around) + 2 : len;
+        add(m, around + done, to - done);
+        add(m, m->lines[order[i]], strlen(m->lines[order[i]]));
+        done = to;
     }
     add(m, around + done, len - done);
     free(around);
 }
 
-static void make_needles(maker *m, size_t n, size_t n_words, neap_task *task) {
-    char lines[N_CITIES][80];
+/* A word that no other line of the text has, for small models to find, and a number behind it. */
+static void pick_value(maker *m, char value[VALUE_BYTES]) {
+    snprintf(value, VALUE_BYTES, "%s-%u", words[m->words[m->n_lines]], 1000 + next(m, 9000));
+}
+
+static void ask(neap_task *task, int kind, const char *what, const char *value) {
+    neap_question *question = &task->questions[task->n_questions++];
+    question->kind = kind;
+    snprintf(question->text, sizeof question->text,
+             "\n\nQuestion: What is the %s?\nAnswer: The %s is", what, what);
+    snprintf(question->answer, sizeof question->answer, " %s", value);
+}
+
+/* Lines of values, the first n_asked of which are asked for. */
+static void make_values(maker *m, neap_task *task, int kind, size_t n, size_t n_asked) {
     uint32_t order[N_CITIES];
-    shuffle(m, order, N_CITIES);
-    const uint32_t asked = next(m, n);
-    for (uint32_t i = 0; i < n; i++) {
-        const unsigned number = 100000 + next(m, 900000);
-        snprintf(lines[i], sizeof *lines, "The secret number of %s is %u. ", cities[order[i]],
-                 number);
-        if (i == asked) snprintf(task->answers[0], sizeof *task->answers, "%u", number);
+    char what[WHAT_BYTES], value[VALUE_BYTES];
+    shuffle(m, order, n);
+    for (size_t i = 0; i < n; i++) {
+        if (kind == NEAP_TASK_NEEDLE)
+            snprintf(what, sizeof what, "%s", things[order[i]]);
+        else
+            snprintf(what, sizeof what, "secret code of %s", cities[order[i]]);
+        pick_value(m, value);
+        snprintf(m->lines[m->n_lines++], LINE_BYTES, "The %s is %s. ", what, value);
+        if (i < n_asked) ask(task, kind, what, value);
     }
-    hide(m, lines, n, n_words);
-    task->n_answers = 1;
-    task->n_predict = 12;
-    task->question = malloc(160);
-    if (task->question)
-        snprintf(task->question, 160,
-                 "\n\nQuestion: What is the secret number of %s?\nAnswer: The secret number of %s "
-                 "is",
-                 cities[order[asked]], cities[order[asked]]);
 }
 
-/* Two chains, one of which is asked for. */
-static void make_variables(maker *m, size_t n_words, neap_task *task) {
-    enum { CHAIN = N_HOPS + 1, LINES = 2 * CHAIN };
-    char lines[LINES][80];
+static void make_variables(maker *m, neap_task *task) {
     uint32_t order[N_NAMES];
-    unsigned values[2];
+    char what[WHAT_BYTES], value[VALUE_BYTES];
     shuffle(m, order, N_NAMES);
-    for (uint32_t i = 0; i < LINES; i++) {
-        const char *name = names[order[i]];
-        if (i < 2) {
-            values[i] = 10000 + next(m, 90000);
-            snprintf(lines[i], sizeof *lines, "Set the variable %s to %u. ", name, values[i]);
-        } else {
-            snprintf(lines[i], sizeof *lines, "Set the variable %s to the value of %s. ", name,
-                     names[order[i - 2]]);
-        }
-        if (i % 2 == 0)
-            snprintf(task->answers[task->n_answers++], sizeof *task->answers, "%s", name);
+    pick_value(m, value);
+    for (size_t i = 0; i < N_CHAIN; i++) {
+        char *line = m->lines[m->n_lines++];
+        snprintf(what, sizeof what, "value of the variable %s", names[order[i]]);
+        if (i == 0)
+            snprintf(line, LINE_BYTES, "The %s is %s. ", what, value);
+        else
+            snprintf(line, LINE_BYTES, "The %s is that of %s. ", what, names[order[i - 1]]);
     }
-    hide(m, lines, LINES, n_words);
-    task->n_predict = 32;
-    task->question = malloc(200);
-    if (task->question)
-        snprintf(task->question, 200,
-                 "\n\nQuestion: Which variables have the value %u?\nAnswer: The %d variables that "
-                 "have the value %u are",
-                 values[0], CHAIN, values[0]);
+    ask(task, NEAP_TASK_VARIABLES, what, value);
 }
 
-static void make_common_words(maker *m, size_t n_words, neap_task *task) {
-    uint32_t order[N_WORDS];
-    const size_t n_lots = N_WORDS - N_COMMON + N_COMMON * TIMES_COMMON;
-    shuffle(m, order, N_WORDS);
+/* Lines in any order, but the variables' in their own. */
+static void order_lines(maker *m, uint32_t order[N_LINES]) {
+    const uint32_t first = N_LINES - N_CHAIN;
+    uint32_t n = first;
+    shuffle(m, order, N_LINES);
+    for (size_t i = 0; i < N_LINES; i++)
+        if (order[i] >= first) order[i] = n++;
+}
+
+static void make_logbook(maker *m, neap_task *task, size_t n_words) {
+    uint32_t order[N_LINES];
+    shuffle(m, m->words, N_WORDS);
+    make_values(m, task, NEAP_TASK_NEEDLE, N_NEEDLES, N_NEEDLES);
+    make_values(m, task, NEAP_TASK_MULTI_KEY, N_CITIES, N_KEYS_ASKED);
+    make_variables(m, task);
+    order_lines(m, order);
+    hide(m, order, n_words);
+}
+
+static void make_list(maker *m, neap_task *task, size_t n_words) {
+    neap_question *question = &task->questions[task->n_questions++];
+    const uint32_t common = next(m, N_WORDS);
     for (size_t i = 1; i <= n_words; i++) {
-        const uint32_t lot = next(m, n_lots);
-        const size_t which = lot < N_COMMON * TIMES_COMMON
-                                 ? lot / TIMES_COMMON
-                                 : lot - N_COMMON * TIMES_COMMON + N_COMMON;
+        const uint32_t lot = next(m, N_WORDS - 1 + TIMES_COMMON);
+        const char *word = words[lot < N_WORDS ? lot : common];
         char line[48];
-        add(m, line, (size_t)snprintf(line, sizeof line, "%zu. %s ", i, words[order[which]]));
+        add(m, line, (size_t)snprintf(line, sizeof line, "%zu. %s ", i, word));
     }
-    for (size_t i = 0; i < N_COMMON; i++)
-        snprintf(task->answers[task->n_answers++], sizeof *task->answers, "%s", words[order[i]]);
-    task->n_predict = 24;
-    task->question = malloc(160);
-    if (task->question)
-        snprintf(task->question, 160,
-                 "\n\nQuestion: Which %d words come most often in the list?\nAnswer: The %d words "
-                 "that come most often in the list are",
-                 N_COMMON, N_COMMON);
+    question->kind = NEAP_TASK_COMMON_WORDS;
+    snprintf(question->text, sizeof question->text,
+             "\n\nQuestion: Which word comes most often in the list?\nAnswer: The word that comes "
+             "most often in the list is");
+    snprintf(question->answer, sizeof question->answer, " %s", words[common]);
 }
 
-int neap_task_make(int kind, uint32_t seed, size_t n_words, neap_task *ret_task) {
+int neap_task_make(int text, uint32_t seed, size_t n_words, neap_task *ret_task) {
     neap_task task = {0};
-    maker m = {.state = seed * 2654435761u + (uint32_t)kind};
-    if (kind == NEAP_TASK_NEEDLE)
-        make_needles(&m, 1, n_words, &task);
-    else if (kind == NEAP_TASK_MULTI_KEY)
-        make_needles(&m, N_CITIES, n_words, &task);
-    else if (kind == NEAP_TASK_VARIABLES)
-        make_variables(&m, n_words, &task);
+    maker m = {.state = seed * 2654435761u + (uint32_t)text};
+    if (text == NEAP_TASK_LOGBOOK)
+        make_logbook(&m, &task, n_words);
     else
-        make_common_words(&m, n_words, &task);
-    task.context = m.text;
-    if (m.failed || !task.context || !task.question) {
+        make_list(&m, &task, n_words);
+    task.text = m.text;
+    if (m.failed || !task.text) {
         neap_task_free(&task);
         return -ENOMEM;
     }
@@ -181,14 +195,6 @@ int neap_task_make(int kind, uint32_t seed, size_t n_words, neap_task *ret_task)
 }
 
 void neap_task_free(neap_task *task) {
-    free(task->context);
-    free(task->question);
+    free(task->text);
     *task = (neap_task){0};
-}
-
-double neap_task_score(const neap_task *task, const char *text) {
-    size_t n = 0;
-    for (size_t i = 0; i < task->n_answers; i++)
-        n += strstr(text, task->answers[i]) != NULL;
-    return (double)n / (double)task->n_answers;
 }

@@ -1,4 +1,4 @@
-/* tasks.h - questions about a long text whose answers lie in it, after RULER (Hsieh et al., 2024)
+/* tasks.h - texts, each with questions whose answers lie in it, after RULER (Hsieh et al., 2024)
  * but with words of our own: made by a small generator, the same on every machine.
  * Ownership  texts are malloc'd. */
 #ifndef NEAP_APPS_TASKS_H
@@ -7,28 +7,38 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Kinds of questions. */
 enum {
-    NEAP_TASK_NEEDLE,       /* a number said once, somewhere in the text */
+    NEAP_TASK_NEEDLE,       /* a code said once, somewhere in the text, of its own sort */
     NEAP_TASK_MULTI_KEY,    /* one of many alike */
-    NEAP_TASK_VARIABLES,    /* names that a value has been handed on to */
-    NEAP_TASK_COMMON_WORDS, /* words of a list that come most often */
+    NEAP_TASK_VARIABLES,    /* the value of a name that was handed on from others */
+    NEAP_TASK_COMMON_WORDS, /* the word of a list that comes most often */
     NEAP_TASK_KINDS
 };
-#define NEAP_TASK_ANSWERS 8
-
-typedef struct neap_task {
-    char *context;  /* of about as many words as asked for */
-    char *question; /* ends where the answer is to follow */
-    char answers[NEAP_TASK_ANSWERS][24];
-    size_t n_answers;
-    size_t n_predict; /* tokens that an answer takes at most */
-} neap_task;
-
 extern const char *const neap_task_names[NEAP_TASK_KINDS];
 
-/* Fails: -ENOMEM. */
-int neap_task_make(int kind, uint32_t seed, size_t n_words, neap_task *ret_task);
+/* Kinds of texts. */
+enum {
+    NEAP_TASK_LOGBOOK, /* needles, keys and variables among sentences of no matter */
+    NEAP_TASK_LIST,    /* a list of words */
+    NEAP_TASK_TEXTS
+};
+
+typedef struct neap_question {
+    int kind;
+    char text[192];  /* ends where the answer is to follow */
+    char answer[24]; /* begins with a space */
+} neap_question;
+
+#define NEAP_TASK_QUESTIONS 8
+
+typedef struct neap_task {
+    char *text;
+    neap_question questions[NEAP_TASK_QUESTIONS];
+    size_t n_questions;
+} neap_task;
+
+/* A text of about so many words. Fails: -ENOMEM. */
+int neap_task_make(int text, uint32_t seed, size_t n_words, neap_task *ret_task);
 void neap_task_free(neap_task *task); /* takes a zeroed one */
-/* The share of the answers that the text contains. */
-double neap_task_score(const neap_task *task, const char *text);
 #endif

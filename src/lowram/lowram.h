@@ -130,9 +130,6 @@ uint32_t neap_lowram_rows_needed(const neap_lowram_options *options,
 
 typedef struct neap_lowram neap_lowram;
 
-/* From now on BLAS computes on the thread that calls it alone: for fits side by side. */
-void neap_lowram_one_thread(void);
-
 /* Fails: as neap_lowram_plan(); -ENOMEM; -EDOM (numbers that no factorisation exists for). */
 int neap_lowram_fit(const neap_lowram_options *options, const neap_lowram_layer *layers,
                     uint32_t n_layers, const neap_lowram_context *context, neap_lowram **ret_fit);

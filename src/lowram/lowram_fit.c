@@ -317,10 +317,6 @@ uint32_t neap_lowram_rows_needed(const neap_lowram_options *options,
     return enough * ROWS;
 }
 
-void neap_lowram_one_thread(void) {
-    openblas_set_num_threads(1);
-}
-
 int neap_lowram_fit(const neap_lowram_options *options, const neap_lowram_layer *layers,
                     uint32_t n_layers, const neap_lowram_context *context, neap_lowram **ret_fit) {
     if (n_layers < 1 || options->group_layers < 1 || options->group_layers > NEAP_LOWRAM_LAYERS)

@@ -2,6 +2,7 @@
 #include "lowram_module.h"
 #include "lowram_int.h"
 
+#include <cblas.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -117,7 +118,7 @@ static int make(const neap_lowram_options *options, const neap_lowram_layer *lay
 
 static void open_module(void (*log)(int level, const char *line, void *ctx), void *ctx) {
     neap_set_log(log, ctx);
-    neap_lowram_one_thread();
+    openblas_set_num_threads(1);
 }
 
 NEAP_API const neap_lowram_module neap_lowram_entry = {

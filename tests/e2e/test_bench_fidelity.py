@@ -2,11 +2,17 @@
 """neap bench fidelity: the rows and figures of a small model on two short texts. What is exact moves
 nothing, what is coarse moves much, ratios are those that can be counted by hand; a trained klt has a
 row (with NEAP_TEST_ALL=1: training takes longer than all the rest); what cannot be measured is
-refused by name. Dropped tokens are not looked at, and count. LowRAM's options do what they say."""
+refused by name. Dropped tokens are not looked at, and count. LowRAM's options do what they say. Contexts
+kept between runs change nothing, damaged ones are read again; an interrupted run gives the rows of what
+it has measured. Of tasks that are done nothing is lost by what is exact, and much by what is coarse."""
 
+import glob
 import json
 import os
+import shutil
+import signal
 import subprocess
+import time
 
 import support as s
 
@@ -45,10 +51,13 @@ def neap(env, *args, status=0):
     return done
 
 
-def fidelity(env, *args, status=0):
+def fidelity_args(*args):
     texts = [arg for text in TEXTS for arg in ("--text", text)]
-    return neap(env, "bench", "fidelity", "--model", s.SMOLLM2, "--weights", "own", *texts, *args,
-                status=status)
+    return ["bench", "fidelity", "--model", s.SMOLLM2, "--weights", "own", *texts, *args]
+
+
+def fidelity(env, *args, status=0):
+    return neap(env, *fidelity_args(*args), status=status)
 
 
 def refusals(env):
@@ -141,11 +150,55 @@ def check_options(env):
     s.check(coarse["key_error"] > rows["lowram-q:3/g=2"]["key_error"], "B in 4 bits costs nothing")
 
 
+KEPT_METHODS = ("--tasks", "0", "--method", "f16-fa-off,none,evict-mass:2,kivi:1")
+
+
+def kept_states(env):
+    return sorted(glob.glob(os.path.join(env["XDG_CACHE_HOME"], "neap", "bench", "state-own-*.bin")))
+
+
+def check_kept(env, rows):
+    """rows: of the run that kept the contexts."""
+    states = kept_states(env)
+    s.check_equal(len(states), 2, "contexts kept")
+    s.check_equal(rows_of(env, *KEPT_METHODS, context=1024), rows, "rows from kept contexts")
+    with open(states[0], "r+b") as file:
+        file.seek(1000000)
+        byte = file.read(1)
+        file.seek(1000000)
+        file.write(bytes([byte[0] ^ 1]))
+    s.check_equal(rows_of(env, *KEPT_METHODS, context=1024), rows, "rows after damage")
+    # That they are used: with another text's context in its place nothing is as it was.
+    shutil.copy(states[0], states[1])
+    s.check(rows_of(env, *KEPT_METHODS, context=1024) != rows, "kept contexts are not used")
+    os.unlink(states[1])
+
+
+def check_interrupted(env):
+    for path in kept_states(env):
+        os.unlink(path)
+    args = fidelity_args("--context", "1024", "--json", "--tasks", "0", "--method",
+                         "none,lowram:4,lowram:3,lowram:2")
+    running = subprocess.Popen([s.NEAP, *args], env=env, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 300
+    while len(kept_states(env)) < 2 and running.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=300)
+    s.check(running.returncode == 1 and "stopped" in err, f"{running.returncode}: {err}")
+    rows = json.loads(out)["rows"]
+    s.check_equal([row["texts"] for row in rows], [1] * 4, "rows of the first text")
+
+
 def check_tasks(rows):
-    s.check(RATIOS["kivi:1"][0] <= rows["kivi:1"]["ratio"] <= RATIOS["kivi:1"][1], "ratio with tasks")
-    s.check_equal(rows["none"]["task_score"], rows["none"]["task_baseline"], "exact tasks")
-    s.check(0 <= rows["kivi:1"]["task_score"] <= rows["kivi:1"]["task_baseline"] <= 1, "coarse tasks")
-    s.check_equal(len(rows["none"]["tasks"]), 4, "kinds of tasks")
+    none, coarse = rows["none"], rows["kivi:1"]
+    s.check(RATIOS["kivi:1"][0] <= coarse["ratio"] <= RATIOS["kivi:1"][1], "ratio with tasks")
+    s.check_equal(list(none["tasks"]), ["needle", "multi-key", "variables", "common-words"], "kinds")
+    s.check(none["tasks"]["needle"]["baseline"] > 0.5, "needles are not found uncompressed")
+    s.check_equal((none["task_score"], none["task_lost"]), (none["task_baseline"], 0), "exact tasks")
+    s.check_equal(coarse["task_baseline"], none["task_baseline"], "one baseline")
+    s.check(coarse["task_score"] < none["task_score"] and coarse["task_lost"] > 0, "coarse tasks")
 
 
 def body(work):
@@ -157,6 +210,8 @@ def body(work):
     check_evictions(rows_of(env, "--tasks", "0", "--method", "none,evict-mass:2,evict-mass:4,"
                             "lowram-e-mass:4,lowram-eq-mass:4", context=1024))
     check_options(env)
+    check_kept(env, rows_of(env, *KEPT_METHODS, context=1024))
+    check_interrupted(env)
     check_tasks(rows_of(env, "--tasks", "1", "--method", "none,kivi:1"))
 
 
