@@ -406,6 +406,21 @@ void neap_answer_free(neap_answer *answer) {
     *answer = (neap_answer){0};
 }
 
+int neap_server_slot_tokens(neap_server *server, uint32_t *ret_n) {
+    response r = {0};
+    const int status = request(server, "/props", NULL, false, &r);
+    json_t *props = status ? NULL : json_loads(r.bytes ? r.bytes : "", 0, NULL);
+    free(r.bytes);
+    const json_int_t n = json_integer_value(
+        json_object_get(json_object_get(props, "default_generation_settings"), "n_ctx"));
+    json_decref(props);
+    if (status) return status;
+    if (n < 1 || n > UINT32_MAX)
+        return neap_cli_error(NEAP_EXIT_FAILED, NULL, "llama-server /props: no n_ctx");
+    *ret_n = (uint32_t)n;
+    return 0;
+}
+
 int neap_server_tokenize(neap_server *server, const char *text, neap_tokens *ret_tokens) {
     json_t *reply = NULL;
     int status =

@@ -53,6 +53,8 @@ bool neap_server_alive(neap_server *server);
 /* Pss_Anon + SwapPss + Pss_File; 0 when it has ended. */
 uint64_t neap_server_memory(const neap_server *server);
 
+/* Tokens that a slot holds: the server grants no more than the model was trained with. */
+int neap_server_slot_tokens(neap_server *server, uint32_t *ret_n);
 int neap_server_tokenize(neap_server *server, const char *text, neap_tokens *ret_tokens);
 /* The model's chat form of a system text and a question. */
 int neap_server_chat_prompt(neap_server *server, const char *system, const char *question,

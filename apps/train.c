@@ -48,8 +48,9 @@ typedef struct session {
     size_t n_texts;
     bool wanted[N_PROFILES], wants_lowram;
     double ratios[RATIOS_MAX];
-    size_t n_ratios; /* 0: each profile's own */
-    size_t n_tokens; /* of all texts, at most; 0: all of them */
+    size_t n_ratios;       /* 0: each profile's own */
+    size_t n_tokens;       /* of all texts, at most; 0: all of them */
+    size_t context_tokens; /* read at once */
     neap_trainer *trainer;
     neap_predictors *predictors;
     double share; /* of the bar that is done, and of the step at hand */
@@ -117,7 +118,7 @@ static int take_capture(session *s) {
 static int read_context(session *s, neap_server *server, const neap_tokens *tokens, size_t first) {
     const size_t left = tokens->n - first;
     const neap_tokens context = {.ids = tokens->ids + first,
-                                 .n = left < CONTEXT_TOKENS ? left : CONTEXT_TOKENS};
+                                 .n = left < s->context_tokens ? left : s->context_tokens};
     neap_answer answer = {0};
     int status = neap_server_complete(server, &context, 0, true, &answer);
     neap_answer_free(&answer);
@@ -133,7 +134,7 @@ static int read_text(session *s, neap_server *server, size_t at) {
         return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", s->texts[at], neap_strerror(err));
     int status = neap_server_tokenize(server, text, &tokens);
     if (s->n_tokens && tokens.n > s->n_tokens / s->n_texts) tokens.n = s->n_tokens / s->n_texts;
-    for (size_t first = 0; !status && first < tokens.n; first += CONTEXT_TOKENS) {
+    for (size_t first = 0; !status && first < tokens.n; first += s->context_tokens) {
         neap_progress_set(s->step_share * ((double)at + (double)first / (double)tokens.n) /
                               (double)s->n_texts,
                           "reading texts");
@@ -156,6 +157,9 @@ static int read_texts(session *s) {
         return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", s->folder, neap_strerror(status));
     s->step_share = 0.5;
     status = neap_server_start(&options, &server);
+    uint32_t most = 0; /* the answer's token, too */
+    if (!status) status = neap_server_slot_tokens(server, &most);
+    s->context_tokens = most > CONTEXT_TOKENS ? CONTEXT_TOKENS : most - 1;
     for (size_t i = 0; i < s->n_texts && !status; i++)
         status = read_text(s, server, i);
     neap_server_stop(server);
