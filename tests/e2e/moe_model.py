@@ -172,14 +172,20 @@ def value(of):
 
 def write(path, tokenizer_of, arch="qwen3moe", kind="f16", alignment=32):
     """A model whose matrices are of this kind (f16, q4_0, q8_0)."""
+    return write_model(path, tokenizer_of, arch, settings(arch),
+                       lambda n_tokens: tensors(arch, kind, n_tokens), alignment)
+
+
+def write_model(path, tokenizer_of, arch, options, tensors_of, alignment=32):
+    """Any model: options of the architecture, and tensors_of(n_tokens) as of tensors()."""
     rng = random.Random(4)
     pairs, n_tokens = read_tokenizer(tokenizer_of)
     pairs.append(string("general.architecture") + struct.pack("<I", STRING) + string(arch))
     pairs.append(string("general.alignment") + value(alignment))
-    pairs += [string(f"{arch}.{key}") + value(of) for key, of in settings(arch).items()]
+    pairs += [string(f"{arch}.{key}") + value(of) for key, of in options.items()]
 
     infos, blobs, offset = [], [], 0
-    for name, dims, number, make in tensors(arch, kind, n_tokens):
+    for name, dims, number, make in tensors_of(n_tokens):
         data = make(rng)
         infos.append(string(name) + struct.pack("<I", len(dims))
                      + struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", number, offset))
