@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Two evictions at once, an eviction during inference, two requests at once after an eviction."""
+"""Two evictions at once, an eviction during inference, or of a request that has come and not begun,
+two requests at once after an eviction."""
 
 import threading
 
@@ -39,6 +40,27 @@ def eviction_during_inference(work):
         s.say("evictions during inference: identical")
 
 
+def eviction_before_start(work):
+    """The only slot is busy: the second request waits while everything is evicted, and begins then."""
+    first, second = s.prose(78, 300), s.prose(79, 300)
+    with s.Server(work) as server:
+        expected = server.tokens(second, 24)
+        server.tokens(first, 64)
+        resident = server.tokens(first, 64)
+        late = []
+        waiting = threading.Thread(target=lambda: late.append(server.tokens(second, 24)))
+
+        def evict():
+            s.check(waiting.is_alive() and not late, "the second request did not wait")
+            s.check(server.evict("100%")["released_bytes"] > 0, "nothing released")
+
+        s.check_equal(server.stream(first, 64, {4: waiting.start, 40: evict, 60: evict}), resident,
+                      "evicted while another request waited")
+        waiting.join()
+        s.check_equal(late, [expected], "evicted between arrival and start")
+        s.say("evicted between the arrival of a request and its start: identical")
+
+
 def requests_at_once(work):
     prompts = [s.prose(74 + i, 500) for i in range(4)]
     with s.Server(work, slots=4) as server:
@@ -67,6 +89,7 @@ def requests_at_once(work):
 def body(work):
     evictions_at_once(work)
     eviction_during_inference(work)
+    eviction_before_start(work)
     requests_at_once(work)
 
 
