@@ -39,7 +39,7 @@ def environment(work):
     os.symlink(s.MODELS, os.path.join(cache, "neap", "models"))
     env = {k: v for k, v in os.environ.items() if not k.startswith("NEAP_")}
     env.update(XDG_CACHE_HOME=cache, XDG_RUNTIME_DIR=s.runtime_dir(work), NEAP_PROFILE="off",
-               NEAP_PRESSURE="off", OMP_WAIT_POLICY="passive")
+               NEAP_PRESSURE="off", OMP_WAIT_POLICY="passive", OPENBLAS_NUM_THREADS="1")
     return env
 
 
