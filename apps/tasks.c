@@ -43,7 +43,6 @@ typedef struct maker {
     char *text;
     size_t len, cap;
     bool failed;
-    uint32_t words[N_WORDS];         /* in random order: of lines' values */
     char lines[N_LINES][LINE_BYTES]; /* to be hidden in a logbook */
     size_t n_lines;
 } maker;
@@ -98,9 +97,10 @@ static void hide(maker *m, const uint32_t *order, size_t n_words) {
     free(around);
 }
 
-/* A word that no other line of the text has, for small models to find, and a number behind it. */
+/* Six digits: a small model finds them more often than four, or than words, which may follow "is"
+ * in many ways. */
 static void pick_value(maker *m, char value[VALUE_BYTES]) {
-    snprintf(value, VALUE_BYTES, "%s-%u", words[m->words[m->n_lines]], 1000 + next(m, 9000));
+    snprintf(value, VALUE_BYTES, "%u", 100000 + next(m, 900000));
 }
 
 static void ask(neap_task *task, int kind, const char *what, const char *value) {
@@ -120,7 +120,7 @@ static void make_values(maker *m, neap_task *task, int kind, size_t n, size_t n_
         if (kind == NEAP_TASK_NEEDLE)
             snprintf(what, sizeof what, "%s", things[order[i]]);
         else
-            snprintf(what, sizeof what, "secret code of %s", cities[order[i]]);
+            snprintf(what, sizeof what, "secret number of %s", cities[order[i]]);
         pick_value(m, value);
         snprintf(m->lines[m->n_lines++], LINE_BYTES, "The %s is %s. ", what, value);
         if (i < n_asked) ask(task, kind, what, value);
@@ -154,7 +154,6 @@ static void order_lines(maker *m, uint32_t order[N_LINES]) {
 
 static void make_logbook(maker *m, neap_task *task, size_t n_words) {
     uint32_t order[N_LINES];
-    shuffle(m, m->words, N_WORDS);
     make_values(m, task, NEAP_TASK_NEEDLE, N_NEEDLES, N_NEEDLES);
     make_values(m, task, NEAP_TASK_MULTI_KEY, N_CITIES, N_KEYS_ASKED);
     make_variables(m, task);

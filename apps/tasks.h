@@ -9,7 +9,7 @@
 
 /* Kinds of questions. */
 enum {
-    NEAP_TASK_NEEDLE,       /* a code said once, somewhere in the text, of its own sort */
+    NEAP_TASK_NEEDLE,       /* a number said once, somewhere in the text, of its own sort */
     NEAP_TASK_MULTI_KEY,    /* one of many alike */
     NEAP_TASK_VARIABLES,    /* the value of a name that was handed on from others */
     NEAP_TASK_COMMON_WORDS, /* the word of a list that comes most often */
