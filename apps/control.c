@@ -192,6 +192,8 @@ static void print_codec(const json_t *stat) {
     const double ratio = json_number_value(json_object_get(stat, "ratio"));
     const double error = json_number_value(json_object_get(stat, "error"));
     const uint64_t left = neap_instance_count(stat, "units", "klt_left");
+    const uint64_t refused = neap_instance_count(stat, "units", "klt_refused");
+    const uint64_t fits = neap_instance_count(stat, "bytes", "fits");
     const char *kv = neap_instance_text(stat, "kv");
     const bool is_coded = strcmp(kv, "f16") != 0 && strcmp(kv, "?") != 0;
     /* f16 is not a codec: the note is about --kv, which could not be had. */
@@ -199,12 +201,15 @@ static void print_codec(const json_t *stat) {
     if (*note && strcmp(note, "?") != 0)
         printf("  %-10s  %s%s\n", of_kv ? "kv" : "codec", is_coded ? "held and read as " : "",
                note);
+    if (fits > 0) printf("  fits        %s in memory\n", neap_cli_size(fits));
     if (ratio > 0) printf("  coded       %.2f times smaller", ratio);
     if (ratio > 0 && error > 0)
         printf(", %s's error %.2f of what is expected at most", neap_instance_text(stat, "codec"),
                error);
     if (ratio > 0 && left > 0)
         printf(", %llu chunks %s", (unsigned long long)left, is_coded ? "not by it" : "by q8");
+    if (ratio > 0 && refused > 0)
+        printf(" (%llu of them for its error)", (unsigned long long)refused);
     if (ratio > 0) putchar('\n');
 }
 

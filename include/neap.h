@@ -82,8 +82,9 @@ typedef struct neap_options {
      * uses the engine, so that evicting them later is only dropping them. Most bytes a day, shared
      * by all that have this swap folder; 0: off. */
     uint64_t write_behind_bytes;
-    uint64_t write_behind_idle_ns; /* after so long without a use; default 2 s */
-    bool write_behind_on_battery;  /* also while the machine runs on a battery */
+    bool write_behind_on_battery; /* also while the machine runs on a battery, as what follows */
+    uint64_t idle_ns; /* what is done while idle (write-behind, fits of codec lowram) is done after
+                         so long without a use; default 2 s */
     /* Gives regions their memory, for devices that share only what they gave out themselves; NULL,
      * and where it fails: the system's. The memory is aligned to align bytes, reads as zero, is
      * committed when written, and its whole pages go back to the kernel on madvise(2). region_free
@@ -404,8 +405,9 @@ typedef struct neap_context_stat {
     char kv[32]; /* as neap_stat.kv */
     double
         kv_ratio; /* f16 bytes of the cells in use over all bytes kept of them, anywhere; 0: none */
-    double klt_error; /* as neap_stat.klt_error */
-    uint32_t klt_chunks, klt_left;
+    double klt_error;   /* as neap_stat.klt_error */
+    uint64_t fit_bytes; /* as neap_stat.fit_bytes */
+    uint32_t klt_chunks, klt_left, klt_refused;
 } neap_context_stat;
 #define NEAP_STAT_CONTEXTS 8u
 
@@ -417,6 +419,7 @@ typedef struct neap_stat {
     uint64_t tokens; /* cells in use */
     uint64_t weights_total, weights_resident;
     uint64_t kv_total, kv_resident, kv_compressed_memory, kv_storage;
+    uint64_t fit_bytes; /* lowram: of kv_compressed_memory, what it fitted to contexts */
     uint64_t scratch_resident;
     uint64_t released; /* given back now: total - resident - compressed in memory */
     uint32_t units_weights, units_weights_evicted, units_kv, units_kv_evicted, lost;
@@ -435,9 +438,10 @@ typedef struct neap_stat {
                              lowram-4 once a context is fitted */
     double kv_ratio;      /* f16 bytes of KV chunks that have a copy, over the copies; 0: none */
     /* klt, lowram: mean error of what it coded over what training, fit make expect, 0: nothing;
-     * chunks that it coded, and chunks of its layers that q8 did. */
+     * chunks that it coded, and chunks of its layers that q8 did, some of them because its error
+     * was over the limit. */
     double klt_error;
-    uint32_t klt_chunks, klt_left;
+    uint32_t klt_chunks, klt_left, klt_refused;
     char attention[16]; /* our kernels that ran, by name; empty: none yet */
     uint64_t attentions, attentions_host;
     char last_error[256];

@@ -8,6 +8,7 @@
  *   trim.c      releasing by level           pressure_watch.c  releasing by itself
  *   klt_file.c, klt_use.c  the codec klt: its files, which one is taken
  *   lowram_use.c    the codec lowram, or KV held as it codes it: its module, fits
+ *   idle.c      the thread that works while nothing uses the engine
  *   write_behind.c  copies of chunks while idle  write_budget.c  how many a day
  *   coded.c     KV held and read as klt or lowram coded it
  *
@@ -24,6 +25,13 @@
 #include "profile.h"
 #include "sock.h"
 
+/* lowram: what the caches of a region were fitted to last. */
+typedef struct neap_fit_mark {
+    uint32_t stream, first, n_rows; /* n_rows 0: to nothing */
+    uint64_t written;               /* of the stream when it was made */
+    uint64_t tried;                 /* likewise, when it was last tried on what came later */
+} neap_fit_mark;
+
 struct neap_region {
     neap_engine *engine;
     neap_region *next; /* pool's lock, as the rest but base and size */
@@ -31,7 +39,8 @@ struct neap_region {
     size_t size;
     bool is_given; /* by region_alloc; constant */
     int kind;
-    uint64_t written; /* kv: lowram_use.c's count of cells */
+    neap_fit_mark fit;
+    uint64_t written; /* kv: of the stream, when a computation last ended (lowram_use.c) */
     bool may_release; /* scratch: neap_scratch_hold was called */
     uint64_t (*held)[2];
     size_t n_held;
@@ -39,6 +48,7 @@ struct neap_region {
 
 typedef struct neap_watcher neap_watcher;
 typedef struct neap_write_behind neap_write_behind;
+typedef struct neap_idle neap_idle;
 
 /* Room for the plan of an eviction, made when units are added: to make room when memory is short
  * would be late. */
@@ -70,11 +80,13 @@ struct neap_engine {
     neap_listener *listener;
     neap_watcher *watcher;           /* NULL: pressure is not watched */
     neap_write_behind *write_behind; /* NULL: off; constant */
+    neap_idle *idle;                 /* NULL: nothing is done while idle; constant */
 
     pthread_mutex_t use_lock; /* guards the next; see use.c */
     pthread_cond_t use_changed;
     uint32_t n_uses, n_computing, n_waiting_alone;
     bool alone, evicting;
+    uint64_t n_alone; /* times that someone was alone */
 
     /* pool's lock */
     neap_region *regions;
@@ -137,6 +149,7 @@ typedef struct neap_totals {
     uint32_t n_weights, n_weights_evicted, n_kv, n_kv_evicted, n_kv_on_storage, n_kv_clean, n_lost;
     uint64_t kv_coded, kv_coded_from; /* bytes of coded copies, of what they are copies of */
     uint32_t n_klt, n_klt_left;       /* chunks coded by klt; of its layers, by another codec */
+    uint32_t n_klt_refused;           /* of the latter: klt's error was over the limit */
     double klt_error;                 /* sum over the former */
 } neap_totals;
 neap_totals neap_totals_get(neap_engine *engine); /* [L] */
@@ -156,11 +169,22 @@ void neap_watcher_stop(neap_engine *engine);
 /* Has it look now: something was evicted that it must bring back. Not for its own thread. */
 void neap_watcher_wake(neap_engine *engine);
 
-/* write_behind.c: logs what fails. */
-void neap_write_behind_start(neap_engine *engine, const neap_options *options,
+/* idle.c */
+int neap_idle_start(neap_engine *engine, const neap_options *options);
+void neap_idle_stop(neap_engine *engine);
+void neap_idle_used(neap_idle *idle); /* a use has ended; use_lock is held */
+/* For its own thread: whether the engine is used, was since the work began, or ends. Then the work
+ * gives up, and is begun again once the engine has been idle. use_lock is held. */
+bool neap_idle_is_over(neap_engine *engine);
+void neap_idle_later(neap_engine *engine); /* looks again after a while */
+bool neap_idle_on_battery(const neap_engine *engine);
+
+/* write_behind.c */
+int neap_write_behind_create(neap_engine *engine, const neap_options *options,
                              const char *swap_dir);
-void neap_write_behind_stop(neap_engine *engine);
-void neap_write_behind_used(neap_write_behind *writer); /* a use has ended; use_lock is held */
+void neap_write_behind_free(neap_write_behind *writer); /* takes NULL */
+/* Copies what there is, until the engine is used. By the idle thread. */
+void neap_write_behind_run(neap_write_behind *writer);
 void neap_write_behind_stat(const neap_write_behind *writer, neap_stat *inout_stat); /* [L] */
 
 /* rates.c: what goes wrong is logged. profile_path may be NULL. */

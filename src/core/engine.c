@@ -45,6 +45,18 @@ static bool take_kv(neap_engine *engine, const char *kv) {
     return true;
 }
 
+static void idle_start(neap_engine *engine, const neap_options *options, const char *swap_dir) {
+    const bool writes = options->write_behind_bytes > 0;
+    int err = writes ? neap_write_behind_create(engine, options, swap_dir) : 0;
+    if (err) neap_log(NEAP_LOG_WARN, "nothing is written behind: %s", neap_strerror(err));
+    if (!engine->write_behind && !neap_lowram_fits_idle(engine)) return;
+    err = neap_idle_start(engine, options);
+    if (!err) return;
+    neap_log(NEAP_LOG_WARN, "nothing is done while idle: %s", neap_strerror(err));
+    neap_write_behind_free(engine->write_behind);
+    engine->write_behind = NULL;
+}
+
 static int wire(neap_engine *engine, const neap_options *options) {
     char dir[PATH_MAX];
     const char *name = options->codec ? options->codec : "q8";
@@ -82,7 +94,7 @@ static int wire(neap_engine *engine, const neap_options *options) {
     err = neap_crew_create(options->evict_threads, &engine->crew);
     if (err) return err;
     err = neap_pipeline_create(engine->pool, neap_engine_rates_note, engine, &engine->pipeline);
-    if (!err && options->write_behind_bytes > 0) neap_write_behind_start(engine, options, dir);
+    if (!err) idle_start(engine, options, dir);
     return err;
 }
 
@@ -109,7 +121,8 @@ void neap_engine_free(neap_engine *engine) {
     if (!engine) return;
     neap_endpoint_close(engine); /* first: its threads evict and restore, as does the next */
     neap_watcher_stop(engine);
-    neap_write_behind_stop(engine);
+    neap_idle_stop(engine);
+    neap_write_behind_free(engine->write_behind);
     neap_pipeline_free(engine->pipeline);
     neap_crew_free(engine->crew);
     neap_engine_rates_close(engine);

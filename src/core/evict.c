@@ -46,6 +46,7 @@ static void add_kv(neap_totals *t, const neap_unit *unit, neap_unit_state state,
     }
     t->n_klt += unit->klt != NULL;
     t->n_klt_left += (unit->keeps_codec || unit->klt_refused) && neap_klt_fits(unit->kv);
+    t->n_klt_refused += unit->klt_refused && neap_klt_fits(unit->kv);
     t->klt_error += unit->klt ? (double)unit->klt->error : 0;
     t->n_kv_on_storage += away && unit->swap;
     t->n_kv_clean += !away && unit->swap;
@@ -71,7 +72,7 @@ static void add_unit(neap_unit *unit, void *ctx) {
 neap_totals neap_totals_get(neap_engine *engine) {
     neap_totals totals = {0};
     neap_pool_each(engine->pool, add_unit, &totals);
-    totals.kv_coded += totals.n_klt > 0 ? neap_pool_guest_bytes(engine->pool) : 0;
+    totals.kv_coded += totals.n_klt > 0 ? neap_pool_guest_bytes(engine->pool, NULL) : 0;
     return totals;
 }
 
@@ -503,7 +504,7 @@ static void evict_alone(eviction *e) {
     e->sequence = ++pool->released_seq;
     if (!request->by_pressure) neap_pool_each(pool, stays_out, NULL);
     room_take(e);
-    const uint64_t fits_before = neap_pool_guest_bytes(pool);
+    const uint64_t fits_before = neap_pool_guest_bytes(pool, NULL);
     pthread_mutex_unlock(&pool->lock);
 
     /* Whoever is short of memory does not wait for a fit. */
@@ -514,7 +515,7 @@ static void evict_alone(eviction *e) {
     e->result.asked_bytes = target == UINT64_MAX ? all : target;
     e->copies_before = stack_committed(e) + fits_before;
     pthread_mutex_lock(&pool->lock);
-    e->fit_bytes = neap_pool_guest_bytes(pool);
+    e->fit_bytes = neap_pool_guest_bytes(pool, NULL);
     if (request->only == NEAP_ONLY_ALL) e->result.scratch_bytes = neap_scratch_release(engine);
     pthread_mutex_unlock(&pool->lock);
     e->spare = engine->keep_bytes > 0 ? spare_bytes(engine) : UINT64_MAX / 2;

@@ -1,5 +1,5 @@
-/* lowram_use.h - codec lowram of an engine: its module, and the fit of a context that is evicted,
- * or that is to be held as LowRAM codes it (option kv). */
+/* lowram_use.h - codec lowram of an engine, or KV held as LowRAM codes it (option kv): its module,
+ * and the fits of contexts. */
 #ifndef NEAP_CORE_LOWRAM_USE_H
 #define NEAP_CORE_LOWRAM_USE_H
 
@@ -19,4 +19,8 @@ bool neap_lowram_knows(const neap_kv *kv);
 void neap_lowram_prepare(neap_engine *engine);
 /* The same, after a computation, of those whose time has come (kv lowram). Whether there is one. */
 bool neap_lowram_follow(neap_engine *engine);
+/* Makes them in advance, until the engine is used. By the idle thread. And whether it may have some
+ * to make: with kv lowram it has none. */
+void neap_lowram_fit_idle(neap_engine *engine);
+bool neap_lowram_fits_idle(const neap_engine *engine);
 #endif

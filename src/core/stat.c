@@ -79,8 +79,8 @@ static void add_region(region_sums *sums, const neap_kv *kv) {
     if (i == stat->n_context_stats) {
         sums->regions[i] = kv->region;
         stat->n_context_stats++;
-        if (kv->klt.model && neap_klt_is_guest(kv->klt.model)) /* one for all of a region */
-            sums->kept[i] += neap_klt_model_memory(kv->klt.model);
+        c->fit_bytes = neap_pool_guest_bytes(kv->pool, kv->region);
+        sums->kept[i] += c->fit_bytes;
         snprintf(c->kv, sizeof c->kv, "f16");
     }
     if (kv->pool->holds_coded && neap_klt_fits(kv))
@@ -110,6 +110,7 @@ static void add_chunk(neap_unit *unit, void *ctx) {
     sums->error[i] += unit->klt ? (double)unit->klt->error : 0;
     c->klt_chunks += unit->klt != NULL;
     c->klt_left += (unit->keeps_codec || unit->klt_refused) && neap_klt_fits(unit->kv);
+    c->klt_refused += unit->klt_refused && neap_klt_fits(unit->kv);
 }
 
 /* [L] */
@@ -132,8 +133,8 @@ static void count_bytes(neap_engine *engine, neap_stat *stat) {
     stat->weights_resident = t.weights_resident;
     stat->kv_total = t.kv;
     stat->kv_resident = t.kv_resident;
-    const uint64_t guests = neap_pool_guest_bytes(engine->pool);
-    stat->kv_compressed_memory = t.kv_memory + guests;
+    stat->fit_bytes = neap_pool_guest_bytes(engine->pool, NULL);
+    stat->kv_compressed_memory = t.kv_memory + stat->fit_bytes;
     for (const neap_kv *kv = engine->pool->kvs; kv; kv = kv->next)
         stat->kv_compressed_memory += kv->overhead_bytes;
     stat->kv_storage = t.kv_storage;
@@ -148,8 +149,9 @@ static void count_bytes(neap_engine *engine, neap_stat *stat) {
     stat->klt_error = t.n_klt ? t.klt_error / t.n_klt : 0;
     stat->klt_chunks = t.n_klt;
     stat->klt_left = t.n_klt_left;
+    stat->klt_refused = t.n_klt_refused;
     const uint64_t total = t.weights + t.kv;
-    const uint64_t held = t.weights_resident + t.kv_resident + t.kv_memory + guests;
+    const uint64_t held = t.weights_resident + t.kv_resident + t.kv_memory + stat->fit_bytes;
     stat->released = total > held ? total - held : 0;
     stat->stage = t.n_weights_evicted + t.n_kv_evicted > 0 ? engine->stage : NEAP_STAGE_NONE;
     stat->scratch_resident = neap_scratch_held_bytes(engine);

@@ -91,7 +91,7 @@ static int write_unit(neap_engine *engine, neap_unit *unit, uint32_t first, uint
                       bool whole) {
     for (;;) {
         const neap_unit_state state = neap_unit_state_of(unit);
-        if (engine->pool->reading && unit->copying) { /* by write-behind, for a moment */
+        if (engine->pool->reading) { /* by the idle thread, for a moment */
             pthread_cond_wait(&engine->pool->changed, &engine->pool->lock);
             continue;
         }

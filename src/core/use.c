@@ -24,7 +24,7 @@ void neap_use_end(neap_engine *engine, int kind) {
     engine->n_computing -= kind == NEAP_USE_COMPUTE;
     if (engine->n_uses == 0 && engine->n_waiting_alone > 0)
         pthread_cond_broadcast(&engine->use_changed);
-    if (engine->n_uses == 0 && engine->write_behind) neap_write_behind_used(engine->write_behind);
+    if (engine->n_uses == 0 && engine->idle) neap_idle_used(engine->idle);
     pthread_mutex_unlock(&engine->use_lock);
     neap_settle(engine, kind == NEAP_USE_COMPUTE);
 }
@@ -36,6 +36,7 @@ void neap_alone_begin(neap_engine *engine, bool to_evict) {
         pthread_cond_wait(&engine->use_changed, &engine->use_lock);
     engine->n_waiting_alone--;
     engine->alone = true;
+    engine->n_alone++;
     engine->evicting = to_evict;
     pthread_mutex_unlock(&engine->use_lock);
 }

@@ -1,19 +1,11 @@
-/* write_behind.c - the thread that copies full KV chunks to the swap file while the engine is idle,
- * so that the next eviction only drops them. Chunks that klt codes together count as one here.
+/* write_behind.c - copies of full KV chunks, made in the swap file while the engine is idle
+ * (idle.c), so that the next eviction only drops them. Chunks that klt codes together count as one
+ * here.
  *
- *             a use ends                  idle_ns without a use
- *   parked ---------------> pending ------------------------------> writes, chunk by chunk
- *     ^                      ^   |  a use: waits again                 |     |
- *     |                      +---+                       a use begins  |     |
- *     |                      +-----------------------------------------+     |
- *     +----------------------------------------------------------------------+
- *                    nothing is left, or something is in the way
- *
- * Parked it waits without a timeout: an idle engine does not wake up once its chunks are written.
  * What is in the way (a battery, no room, the day's bytes spent, a failed write) is looked at again
  * after the next use.
  *
- * A use does not wait for it, unless it writes the very chunk whose bytes are being taken: then as
+ * A use does not wait for it, unless it writes cells while a chunk's bytes are being taken: then as
  * long as it takes to copy them in memory. That begins when nothing uses the engine; the chunk is
  * coded and written from the copy while uses and evictions may already go on, and if they change it
  * meanwhile it loses the copy (pool.h). The bytes in memory never change: with a lossy codec the
@@ -22,38 +14,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "clock.h"
 #include "core_int.h"
 #include "err.h"
-#include "power.h"
-#include "thread.h"
 #include "vm.h"
 #include "write_budget.h"
 
-#define IDLE_NS (2 * UINT64_C(1000000000))
 /* Taken from the day's bytes at once: that replaces a file. */
 #define LUMP ((uint64_t)64 << 20)
 
 struct neap_write_behind {
     neap_engine *engine;
-    pthread_t thread;
-    pthread_cond_t wake; /* CLOCK_MONOTONIC */
-    uint64_t idle_ns;    /* constant, as the next */
-    bool on_battery;
-    char *swap_dir;
-
-    /* use_lock */
-    bool stopping;
-    bool pending; /* there may be something to do */
-    uint64_t used_ns;
+    char *swap_dir; /* constant */
 
     /* pool's lock: what neap_stat shows */
     neap_write_behind_state state;
     uint64_t day, day_bytes;
 
-    /* the thread's own */
+    /* the idle thread's own */
     neap_worker worker;
     neap_write_budget budget;
     uint64_t taken_bytes, taken_day; /* of the budget, not written yet */
@@ -87,7 +66,7 @@ static neap_write_behind_state obstacle(neap_write_behind *w, uint64_t bytes) {
     if (day != w->taken_day) w->taken_bytes = 0;
     w->taken_day = day;
     if (w->taken_bytes >= bytes) return NEAP_WRITE_BEHIND_WRITING;
-    if (!w->on_battery && neap_on_battery("")) return NEAP_WRITE_BEHIND_BATTERY;
+    if (neap_idle_on_battery(w->engine)) return NEAP_WRITE_BEHIND_BATTERY;
     const uint64_t lump = bytes > LUMP ? bytes : LUMP;
     w->taken_bytes += neap_write_budget_take(&w->budget, day, lump);
     return w->taken_bytes >= bytes ? NEAP_WRITE_BEHIND_WRITING : NEAP_WRITE_BEHIND_SPENT;
@@ -125,14 +104,8 @@ static size_t look(neap_write_behind *w, neap_unit **ret_unit, size_t *ret_most)
     pthread_mutex_unlock(&pool->lock);
     *ret_unit = unit;
     if (size > 0 || !later) return size;
-    pthread_mutex_lock(&engine->use_lock);
-    neap_write_behind_used(w);
-    pthread_mutex_unlock(&engine->use_lock);
+    neap_idle_later(engine);
     return 0;
-}
-
-static bool is_busy(const neap_engine *engine) { /* use_lock is held */
-    return engine->n_uses > 0 || engine->alone || engine->n_waiting_alone > 0;
 }
 
 /* Takes the chunk's bytes. No use begins before its cells' positions are known; whoever begins one
@@ -142,8 +115,7 @@ static int take(neap_write_behind *w, neap_unit *unit, size_t size, neap_copy *r
     neap_engine *engine = w->engine;
     neap_pool *pool = engine->pool;
     pthread_mutex_lock(&engine->use_lock);
-    if (w->stopping || w->pending || is_busy(engine)) {
-        w->pending = true;
+    if (neap_idle_is_over(engine)) {
         pthread_mutex_unlock(&engine->use_lock);
         return -EBUSY;
     }
@@ -179,7 +151,7 @@ static neap_write_behind_state write_chunk(neap_write_behind *w) {
     return NEAP_WRITE_BEHIND_WRITING;
 }
 
-static void write_chunks(neap_write_behind *w) {
+void neap_write_behind_run(neap_write_behind *w) {
     neap_write_behind_state state;
     do
         state = write_chunk(w);
@@ -190,100 +162,35 @@ static void write_chunks(neap_write_behind *w) {
     show(w, state);
 }
 
-/* ---- the thread ---- */
-
-static void wait_until(neap_write_behind *w, uint64_t until_ns) {
-    const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
-                                   .tv_nsec = (long)(until_ns % 1000000000u)};
-    pthread_cond_timedwait(&w->wake, &w->engine->use_lock, &until);
-}
-
-static void *writer_main(void *arg) {
-    neap_write_behind *w = arg;
-    neap_engine *engine = w->engine;
-    neap_thread_lower();
-    pthread_mutex_lock(&engine->use_lock);
-    while (!w->stopping) {
-        const uint64_t now_ns = neap_clock_ns();
-        const uint64_t due_ns = (is_busy(engine) ? now_ns : w->used_ns) + w->idle_ns;
-        if (!w->pending) {
-            pthread_cond_wait(&w->wake, &engine->use_lock);
-        } else if (now_ns < due_ns) {
-            wait_until(w, due_ns);
-        } else {
-            w->pending = false;
-            pthread_mutex_unlock(&engine->use_lock);
-            write_chunks(w);
-            pthread_mutex_lock(&engine->use_lock);
-        }
-    }
-    pthread_mutex_unlock(&engine->use_lock);
-    return NULL;
-}
-
-void neap_write_behind_used(neap_write_behind *writer) {
-    writer->used_ns = neap_clock_ns();
-    if (writer->pending) return;
-    writer->pending = true;
-    pthread_cond_signal(&writer->wake);
-}
-
 void neap_write_behind_stat(const neap_write_behind *writer, neap_stat *inout_stat) {
     inout_stat->write_behind = writer->state;
     inout_stat->write_behind_bytes_today = writer->day == neap_clock_day() ? writer->day_bytes : 0;
 }
 
-static void writer_free(neap_write_behind *w) {
+void neap_write_behind_free(neap_write_behind *w) {
+    if (!w) return;
     neap_write_budget_close(&w->budget);
     neap_worker_fini(&w->worker);
-    pthread_cond_destroy(&w->wake);
     free(w->swap_dir);
     free(w);
 }
 
-void neap_write_behind_start(neap_engine *engine, const neap_options *options,
+int neap_write_behind_create(neap_engine *engine, const neap_options *options,
                              const char *swap_dir) {
     neap_write_behind *w = calloc(1, sizeof *w);
-    int err = w ? 0 : -ENOMEM;
-    if (w) {
-        *w = (neap_write_behind){
-            .engine = engine,
-            .idle_ns = options->write_behind_idle_ns ? options->write_behind_idle_ns : IDLE_NS,
-            .on_battery = options->write_behind_on_battery,
-            .swap_dir = strdup(swap_dir),
-            .state = NEAP_WRITE_BEHIND_WAITING,
-        };
-        pthread_condattr_t attributes;
-        pthread_condattr_init(&attributes);
-        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-        pthread_cond_init(&w->wake, &attributes);
-        pthread_condattr_destroy(&attributes);
-        if (!w->swap_dir) err = -ENOMEM;
-    }
+    if (!w) return -ENOMEM;
+    *w = (neap_write_behind){
+        .engine = engine, .swap_dir = strdup(swap_dir), .state = NEAP_WRITE_BEHIND_WAITING};
+    int err = w->swap_dir ? 0 : -ENOMEM;
     if (!err)
         err = neap_write_budget_open(swap_dir, options->write_behind_bytes, neap_clock_day(),
                                      &w->budget);
-    if (!err) {
-        w->day = w->budget.day;
-        w->day_bytes = w->budget.spent_bytes;
-        err = neap_thread_create(&w->thread, writer_main, w, "neap-write");
+    if (err) {
+        neap_write_behind_free(w);
+        return err;
     }
-    if (!err) {
-        engine->write_behind = w;
-        return;
-    }
-    if (w) writer_free(w);
-    neap_log(NEAP_LOG_WARN, "nothing is written behind: %s", neap_strerror(err));
-}
-
-void neap_write_behind_stop(neap_engine *engine) {
-    neap_write_behind *w = engine->write_behind;
-    if (!w) return;
-    pthread_mutex_lock(&engine->use_lock);
-    w->stopping = true;
-    pthread_cond_signal(&w->wake);
-    pthread_mutex_unlock(&engine->use_lock);
-    pthread_join(w->thread, NULL);
-    engine->write_behind = NULL;
-    writer_free(w);
+    w->day = w->budget.day;
+    w->day_bytes = w->budget.spent_bytes;
+    engine->write_behind = w;
+    return 0;
 }

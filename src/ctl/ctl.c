@@ -179,20 +179,21 @@ int neap_ctl_request_format(const neap_ctl_request *request, char **ret_line) {
 }
 
 static json_t *stat_bytes(const neap_stat *stat) {
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "weights_total",
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "weights_total",
                      count(stat->weights_total), "weights_resident", count(stat->weights_resident),
                      "kv_total", count(stat->kv_total), "kv_resident", count(stat->kv_resident),
                      "kv_compressed_memory", count(stat->kv_compressed_memory), "kv_storage",
                      count(stat->kv_storage), "scratch_resident", count(stat->scratch_resident),
-                     "released", count(stat->released));
+                     "released", count(stat->released), "fits", count(stat->fit_bytes));
 }
 
 static json_t *stat_units(const neap_stat *stat) {
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "weights", count(stat->units_weights),
-                     "weights_evicted", count(stat->units_weights_evicted), "kv",
-                     count(stat->units_kv), "kv_evicted", count(stat->units_kv_evicted), "lost",
-                     count(stat->lost), "klt", count(stat->klt_chunks), "klt_left",
-                     count(stat->klt_left));
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "weights",
+                     count(stat->units_weights), "weights_evicted",
+                     count(stat->units_weights_evicted), "kv", count(stat->units_kv), "kv_evicted",
+                     count(stat->units_kv_evicted), "lost", count(stat->lost), "klt",
+                     count(stat->klt_chunks), "klt_left", count(stat->klt_left), "klt_refused",
+                     count(stat->klt_refused));
 }
 
 static json_t *stat_counters(const neap_stat *stat) {
@@ -244,9 +245,10 @@ static json_t *stat_contexts(const neap_stat *stat) {
     for (uint32_t i = 0; list && i < stat->n_context_stats; i++) {
         const neap_context_stat *c = &stat->contexts[i];
         json_t *context =
-            json_pack("{s:o, s:o, s:o, s:f, s:f, s:o, s:o}", "n_ctx", count(c->n_ctx), "tokens",
-                      count(c->tokens), "kv", text(c->kv), "ratio", c->kv_ratio, "error",
-                      c->klt_error, "klt", count(c->klt_chunks), "klt_left", count(c->klt_left));
+            json_pack("{s:o, s:o, s:o, s:f, s:f, s:o, s:o, s:o, s:o}", "n_ctx", count(c->n_ctx),
+                      "tokens", count(c->tokens), "kv", text(c->kv), "ratio", c->kv_ratio, "error",
+                      c->klt_error, "klt", count(c->klt_chunks), "klt_left", count(c->klt_left),
+                      "klt_refused", count(c->klt_refused), "fit", count(c->fit_bytes));
         if (json_array_append_new(list, context) != 0) {
             json_decref(list);
             return NULL;

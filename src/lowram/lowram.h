@@ -46,6 +46,11 @@ enum {
     NEAP_LOWRAM_SAMPLE = 4096, /* rows an engine's fit looks at: more hardly change it */
 };
 
+/* The chunk of n_chunks of NEAP_LOWRAM_ROWS rows that is the i-th of the n which a fit looks at. */
+static inline uint32_t neap_lowram_sampled(uint32_t i, uint32_t n, uint32_t n_chunks) {
+    return (uint32_t)((uint64_t)i * n_chunks / n);
+}
+
 /* ---- options ---- */
 
 enum {
@@ -87,6 +92,11 @@ typedef struct neap_lowram_options {
     /* The ratio is that of a context of so many rows, to which this one is to grow; fewer than it
      * has: its own. */
     uint32_t budget_rows;
+    /* Called before the fit first reads the planes of n_layers from first_layer on, which it does
+     * until the next such call, and with n_layers 0 now and then between: anything but 0 ends the
+     * fit, which fails with it. NULL: none. */
+    int (*go_on)(void *ctx, uint32_t first_layer, uint32_t n_layers);
+    void *go_on_ctx;
 } neap_lowram_options;
 
 /* The paper's: g = 4, A 4 bit, residuals 2 bit, B f16, gamma = 1; keys centred, 4 rows exact. */
@@ -130,7 +140,8 @@ uint32_t neap_lowram_rows_needed(const neap_lowram_options *options,
 
 typedef struct neap_lowram neap_lowram;
 
-/* Fails: as neap_lowram_plan(); -ENOMEM; -EDOM (numbers that no factorisation exists for). */
+/* Fails: as neap_lowram_plan(); as go_on; -ENOMEM; -EDOM (numbers that no factorisation exists
+ * for). */
 int neap_lowram_fit(const neap_lowram_options *options, const neap_lowram_layer *layers,
                     uint32_t n_layers, const neap_lowram_context *context, neap_lowram **ret_fit);
 void neap_lowram_free(neap_lowram *fit); /* takes NULL */

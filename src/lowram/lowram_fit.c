@@ -24,7 +24,7 @@ typedef struct group_view {
 } group_view;
 
 static neap_lowram_chunk chunk_at(const group_view *view, uint32_t seen, uint32_t n_seen) {
-    const uint32_t at = (uint32_t)((uint64_t)seen * view->n_chunks / n_seen) * ROWS,
+    const uint32_t at = neap_lowram_sampled(seen, n_seen, view->n_chunks) * ROWS,
                    left = view->context->n_rows - at;
     neap_lowram_chunk chunk = {.n_rows = left < ROWS ? left : ROWS,
                                .positions = view->context->positions + at};
@@ -60,6 +60,10 @@ static int view_init(group_view *view) {
 static void view_fini(group_view *view) {
     free(view->exact);
     free(view->first);
+}
+
+static int go_on(const neap_lowram_options *options, uint32_t first_layer, uint32_t n_layers) {
+    return options->go_on ? options->go_on(options->go_on_ctx, first_layer, n_layers) : 0;
 }
 
 /* ---- keys ---- */
@@ -127,6 +131,7 @@ static int fit_keys(const group_view *view, float *ret_a) {
     uint8_t *coded = malloc(ROWS * neap_turbo_row_bytes(part->shape.a_bits, part->shape.rank));
     int err = x && coded ? 0 : -ENOMEM;
     if (!err) err = read_keys(view, x);
+    if (!err) err = go_on(view->options, 0, 0);
     if (!err) err = fit_basis(view, x);
     for (uint32_t s = 0; s < view->n_seen && !err; s++)
         neap_lowram_project(part, x + view->first[s] * columns, rows_of(view, s), coded,
@@ -224,8 +229,10 @@ static int fit_values(const group_view *view, uint32_t n_residuals, const float 
     const uint32_t together = part->shared_predictor ? part->shape.n_kv_heads : 1;
     float *room = malloc(head_room(view, together) * sizeof *room);
     int err = room ? 0 : -ENOMEM;
-    for (uint32_t h = 0; h < neap_lowram_heads(&part->shape) && !err; h += together)
-        err = fit_heads(view, h, together, n_residuals, a, room);
+    for (uint32_t h = 0; h < neap_lowram_heads(&part->shape) && !err; h += together) {
+        err = go_on(view->options, 0, 0);
+        if (!err) err = fit_heads(view, h, together, n_residuals, a, room);
+    }
     free(room);
     return err;
 }
@@ -336,7 +343,8 @@ int neap_lowram_fit(const neap_lowram_options *options, const neap_lowram_layer 
             err = neap_lowram_part_plan(options, layers + l, n, context->n_rows, part, &budget);
         if (err) break;
         n_parts++;
-        err = fit_group(options, context, l, &budget, part);
+        err = go_on(options, l, n);
+        if (!err) err = fit_group(options, context, l, &budget, part);
         l += n;
     }
     if (!err) err = neap_lowram_store(parts, n_parts, &bytes, &len);

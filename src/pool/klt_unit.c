@@ -110,39 +110,86 @@ void neap_klt_join(neap_pool *pool, neap_kv *kv) {
 
 /* ---- models of a context ---- */
 
-static bool is_held(const neap_pool *pool, const neap_kv *kv) {
-    const uint32_t n = kv->layout.n_streams * (kv->whole_streams ? 1 : kv->n_chunks);
-    for (uint32_t i = 0; i < n; i++) {
-        const neap_unit *unit = neap_pool_unit(pool, kv->units[i]);
-        if (unit->klt || unit->copying) return true;
+static uint32_t n_units(const neap_kv *kv) {
+    return kv->layout.n_streams * (kv->whole_streams ? 1 : kv->n_chunks);
+}
+
+static bool any_unit(const neap_pool *pool, const void *region, bool (*is)(const neap_unit *)) {
+    for (const neap_kv *kv = pool->kvs; kv; kv = kv->next)
+        for (uint32_t i = 0; kv->region == region && i < n_units(kv); i++)
+            if (is(neap_pool_unit(pool, kv->units[i]))) return true;
+    return false;
+}
+
+static bool is_copied(const neap_unit *unit) {
+    return unit->copying;
+}
+
+static bool is_coded(const neap_unit *unit) {
+    return unit->klt || unit->copying;
+}
+
+bool neap_pool_region_is_copied(const neap_pool *pool, const void *region) {
+    return any_unit(pool, region, is_copied);
+}
+
+bool neap_pool_region_is_coded(const neap_pool *pool, const void *region) {
+    return any_unit(pool, region, is_coded);
+}
+
+static bool has_coded(const neap_pool *pool, const neap_kv *kv, const neap_klt_model *model) {
+    for (uint32_t i = 0; i < n_units(kv); i++) {
+        const neap_klt_note *note = neap_pool_unit(pool, kv->units[i])->klt;
+        if (note && note->model == model) return true;
     }
     return false;
 }
 
-bool neap_pool_region_is_coded(const neap_pool *pool, const void *region) {
+/* region NULL: in any, or by a copy that is being coded. */
+static bool is_needed(const neap_pool *pool, const void *region, const neap_klt_model *model) {
+    if (!region && pool->copied_by == model) return true;
     for (const neap_kv *kv = pool->kvs; kv; kv = kv->next)
-        if (kv->region == region && is_held(pool, kv)) return true;
+        if ((!region || kv->region == region) &&
+            (kv->klt.model == model || has_coded(pool, kv, model)))
+            return true;
     return false;
 }
 
-static bool is_needed(const neap_pool *pool, const neap_klt_model *model) {
-    for (const neap_kv *kv = pool->kvs; kv; kv = kv->next)
-        if (kv->klt.model == model) return true;
-    return false;
-}
-
-uint64_t neap_pool_guest_bytes(const neap_pool *pool) {
+uint64_t neap_pool_guest_bytes(const neap_pool *pool, const void *region) {
     uint64_t bytes = 0;
     for (const neap_klt_open *entry = pool->klt_models; entry; entry = entry->next)
-        if (entry->model && neap_klt_is_guest(entry->model) && is_needed(pool, entry->model))
+        if (entry->model && neap_klt_is_guest(entry->model) &&
+            (!region || is_needed(pool, region, entry->model)))
             bytes += neap_klt_model_memory(entry->model);
     return bytes;
 }
 
-static void close_unneeded(neap_pool *pool, neap_klt_open **at) {
-    while (*at) {
+static bool is_same_block(const neap_klt_block *a, const neap_klt_block *b) {
+    return a->n_layers == b->n_layers &&
+           memcmp(a->layers, b->layers, a->n_layers * sizeof *a->layers) == 0;
+}
+
+/* Whether it has the blocks of all models that coded chunks of the region. */
+static bool goes_on(const neap_pool *pool, const void *region, const neap_klt_model *model) {
+    const neap_klt_spec *spec = neap_klt_model_spec(model);
+    for (const neap_klt_open *entry = pool->klt_models; entry; entry = entry->next) {
+        if (!entry->model) continue;
+        const neap_klt_spec *other = neap_klt_model_spec(entry->model);
+        bool same = other->n_blocks == spec->n_blocks;
+        for (uint32_t i = 0; i < spec->n_blocks && same; i++)
+            same = is_same_block(&other->blocks[i], &spec->blocks[i]);
+        if (same) continue;
+        for (const neap_kv *kv = pool->kvs; kv; kv = kv->next)
+            if (kv->region == region && has_coded(pool, kv, entry->model)) return false;
+    }
+    return true;
+}
+
+void neap_klt_close_unneeded(neap_pool *pool) {
+    for (neap_klt_open **at = &pool->klt_models; *at;) {
         neap_klt_open *entry = *at;
-        if (is_needed(pool, entry->model)) {
+        if (!entry->model || !neap_klt_is_guest(entry->model) ||
+            is_needed(pool, NULL, entry->model)) {
             at = &entry->next;
             continue;
         }
@@ -152,14 +199,15 @@ static void close_unneeded(neap_pool *pool, neap_klt_open **at) {
     }
 }
 
-/* What another model refused may be to the liking of this one. */
+/* What another model refused may be to the liking of this one, unless q8 has rounded it. */
 static void use_model(neap_pool *pool, neap_kv *kv, const neap_klt_model *model) {
-    const uint32_t n = kv->layout.n_streams * (kv->whole_streams ? 1 : kv->n_chunks);
     kv->klt.model = model;
     memset(kv->peers, 0, sizeof kv->peers);
     neap_klt_fit(kv);
-    for (uint32_t i = 0; i < n; i++)
-        neap_pool_unit(pool, kv->units[i])->klt_refused = false;
+    for (uint32_t i = 0; i < n_units(kv); i++) {
+        neap_unit *unit = neap_pool_unit(pool, kv->units[i]);
+        unit->klt_refused = unit->klt_refused && unit->keeps_codec;
+    }
 }
 
 static void bind_region(neap_pool *pool, const void *region, const neap_klt_model *model) {
@@ -188,19 +236,20 @@ bool neap_pool_bind_klt(neap_pool *pool, const void *region, uint64_t digest) {
 }
 
 int neap_pool_adopt_klt(neap_pool *pool, const void *region, neap_klt_model *model) {
+    if (!goes_on(pool, region, model)) return NEAP_E_BOUND;
     neap_klt_open *entry = malloc(sizeof *entry);
     if (!entry) return -ENOMEM;
     *entry = (neap_klt_open){pool->klt_models, model};
     pool->klt_models = entry;
     bind_region(pool, region, model);
-    close_unneeded(pool, &pool->klt_models->next);
+    neap_klt_close_unneeded(pool);
     return 0;
 }
 
 void neap_pool_disown_klt(neap_pool *pool, const void *region) {
     for (neap_kv *kv = pool->kvs; kv; kv = kv->next)
         if (kv->region == region) use_model(pool, kv, NULL);
-    close_unneeded(pool, &pool->klt_models);
+    neap_klt_close_unneeded(pool);
 }
 
 static uint32_t n_layers_of(const neap_klt_use *use) {
@@ -346,7 +395,8 @@ bool neap_klt_positions(neap_unit *const *units, size_t n, int32_t positions[NEA
     return true;
 }
 
-static neap_klt_note *make_note(float error, const int32_t *positions, uint32_t n_rows) {
+static neap_klt_note *make_note(const neap_klt_model *model, float error, const int32_t *positions,
+                                uint32_t n_rows) {
     bool in_turn = true;
     for (uint32_t i = 1; i < n_rows; i++)
         in_turn = in_turn && (uint32_t)positions[i] == (uint32_t)positions[0] + i;
@@ -355,6 +405,7 @@ static neap_klt_note *make_note(float error, const int32_t *positions, uint32_t 
     if (!note) return NULL;
     note->n_holders = 0;
     note->held = NULL;
+    note->model = model;
     note->error = error;
     note->first = positions[0];
     note->n = n;
@@ -377,7 +428,7 @@ int neap_klt_encode_planes(const neap_klt_use *use, const neap_codec_chunk *plan
     if (err) return err;
     error /= use->expected;
     if (!(error <= ERROR_LIMIT) || len > neap_klt_raw_bytes(model, &chunk) / 2) return NEAP_E_BOUND;
-    neap_klt_note *note = make_note(error, positions, chunk.n_rows);
+    neap_klt_note *note = make_note(model, error, positions, chunk.n_rows);
     if (!note) return -ENOMEM;
     *ret_len = len;
     *ret_note = note;
@@ -406,13 +457,13 @@ int neap_klt_load(neap_pool *pool, neap_unit *const *units, const neap_codec_chu
     const void *record = neap_klt_held(unit, &len);
     if (!record) len = neap_swap_record_len(unit->swap);
     const size_t scratch = record ? 0 : scratch_at(len);
-    char *room = neap_worker_bounce(worker, scratch + neap_klt_scratch_bytes(use->model));
+    const neap_klt_model *model = unit->klt->model;
+    char *room = neap_worker_bounce(worker, scratch + neap_klt_scratch_bytes(model));
     if (!room) return -ENOMEM;
     const struct iovec part = {room, len};
     const int err =
         record ? 0 : neap_swapfile_get(pool->swapfile, unit->swap, &part, 1, worker->reader);
-    return err ? err
-               : neap_klt_decode(use->model, record ? record : room, len, &chunk, room + scratch);
+    return err ? err : neap_klt_decode(model, record ? record : room, len, &chunk, room + scratch);
 }
 
 /* ---- records in memory ---- */
@@ -495,6 +546,6 @@ int neap_klt_read_unit(const neap_unit *unit, const neap_klt_part *wanted, void 
     chunk.v[use->at] = (neap_klt_plane){rows[1], planes[1].row_bytes};
     neap_klt_part part = *wanted;
     if (part.n_heads == 0)
-        part.n_heads = neap_klt_model_spec(use->model)->blocks[use->block].n_kv_heads;
-    return neap_klt_decode_part(use->model, record, len, &chunk, &part, scratch);
+        part.n_heads = neap_klt_model_spec(unit->klt->model)->blocks[use->block].n_kv_heads;
+    return neap_klt_decode_part(unit->klt->model, record, len, &chunk, &part, scratch);
 }

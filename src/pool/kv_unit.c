@@ -262,6 +262,7 @@ void neap_pool_remove_region(neap_pool *pool, const void *region, neap_span addr
         free(kv->rope);
         free(kv);
     }
+    neap_klt_close_unneeded(pool);
     pthread_mutex_unlock(&pool->lock);
 }
 
@@ -413,12 +414,16 @@ static int code_by_klt(neap_pool *pool, neap_unit *const *units, size_t n, neap_
     return 0;
 }
 
-int neap_kv_units_hold(neap_pool *pool, neap_unit *const *units, size_t n, neap_worker *worker) {
-    const int err = code_by_klt(pool, units, n, worker, true);
+static void refuse(neap_pool *pool, neap_unit *const *units, size_t n) {
     pthread_mutex_lock(&pool->lock);
-    for (size_t i = 0; i < n && err == NEAP_E_BOUND; i++)
+    for (size_t i = 0; i < n; i++)
         units[i]->klt_refused = true;
     pthread_mutex_unlock(&pool->lock);
+}
+
+int neap_kv_units_hold(neap_pool *pool, neap_unit *const *units, size_t n, neap_worker *worker) {
+    const int err = code_by_klt(pool, units, n, worker, true);
+    if (err == NEAP_E_BOUND) refuse(pool, units, n);
     return err;
 }
 
@@ -433,6 +438,7 @@ size_t neap_pool_code_together(neap_pool *pool, neap_unit *unit, neap_worker *wo
     /* Rather than have another codec round them. */
     if (err && err != NEAP_E_BOUND && pool->holds_coded)
         (void)neap_kv_units_hold(pool, ret_units, n, worker);
+    if (err == NEAP_E_BOUND) refuse(pool, ret_units, n);
     if (n == 0) ret_units[0] = unit;
     return n > 0 ? n : 1;
 }
@@ -647,6 +653,7 @@ int neap_pool_copy_take(neap_pool *pool, neap_unit *unit, size_t size, neap_copy
     const size_t n = neap_klt_members(pool, unit, ret_copy->units);
     ret_copy->by_klt = n > 0 && neap_klt_positions(ret_copy->units, n, ret_copy->positions);
     ret_copy->n = ret_copy->by_klt ? n : 1;
+    if (ret_copy->by_klt) pool->copied_by = ret_copy->klt.model;
     if (!ret_copy->by_klt) ret_copy->units[0] = unit;
     for (size_t i = 0; i < ret_copy->n; i++) {
         ret_copy->chunks[i] = codec_chunk(ret_copy->units[i]);
@@ -667,13 +674,27 @@ void neap_pool_copy_read(neap_pool *pool, neap_copy *copy, void *buffer) {
 }
 
 /* None has changed or gone since it was taken; nor are they being copied any more. [L] */
-static bool end_copying(const neap_copy *copy) {
+static bool end_copying(neap_pool *pool, const neap_copy *copy) {
     bool all = true;
+    pool->copied_by = NULL;
     for (size_t i = 0; i < copy->n; i++) {
         all = all && copy->units[i]->copying;
         copy->units[i]->copying = false;
     }
     return all;
+}
+
+int neap_pool_copy_try(neap_pool *pool, const neap_copy *copy) {
+    struct iovec part = copy->bytes;
+    neap_klt_note *note = NULL;
+    const int err = copy->by_klt ? neap_klt_encode_planes(&copy->klt, copy->chunks, copy->positions,
+                                                          part.iov_base, &part.iov_len, &note)
+                                 : 0;
+    free(note);
+    pthread_mutex_lock(&pool->lock);
+    end_copying(pool, copy);
+    pthread_mutex_unlock(&pool->lock);
+    return err;
 }
 
 int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_bytes) {
@@ -691,13 +712,14 @@ int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_byt
                     : 0;
     if (!err) err = neap_swapfile_put(pool->swapfile, &part, 1, &record);
     pthread_mutex_lock(&pool->lock);
-    if (end_copying(copy) && !err) {
+    if (end_copying(pool, copy) && !err) {
         if (note) {
             neap_klt_give(copy->units, copy->n, record, note);
         } else {
             last->swap = record;
             last->coded = codec;
             last->keeps_codec = codec && !codec->lossless;
+            last->klt_refused = copy->by_klt;
         }
         record = NULL;
         note = NULL;

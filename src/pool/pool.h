@@ -49,7 +49,8 @@ typedef struct neap_weight_part {
     void *rebuild_ctx;
 } neap_weight_part;
 
-/* How klt codes the chunks of a cache; what it points to lives as long as the pool. */
+/* How klt codes the chunks of a cache. The model stays open as long as a cache, a note or a copy
+ * has it. */
 typedef struct neap_klt_use {
     const neap_klt_model *model; /* the pool's when the cache was added; NULL: none */
     int block;                   /* -1: the pool's codec codes the cache */
@@ -81,9 +82,10 @@ struct neap_kv {
 /* How klt coded chunks, the same cells of the layers of a block: all have this note and its record.
  */
 typedef struct neap_klt_note {
-    uint32_t n_holders;      /* chunks whose copy the record is; the pool's lock, as the next */
-    neap_stack_record *held; /* the record in memory; NULL: it is not. The rest is constant */
-    float error;             /* mean of its rows, in units of neap_klt_use.expected */
+    uint32_t n_holders;          /* chunks whose copy the record is; the pool's lock, as the next */
+    neap_stack_record *held;     /* the record in memory; NULL: it is not. The rest is constant */
+    const neap_klt_model *model; /* that coded it: a cache may have had another since */
+    float error;                 /* mean of its rows, in units of neap_klt_use.expected */
     int32_t first;       /* position of the first row; with n 0 the others follow it one by one */
     uint32_t n;          /* rows */
     int32_t positions[]; /* [n] that K was turned to */
@@ -167,8 +169,9 @@ typedef struct neap_pool {
     neap_unit *free_units;
     atomic_uint n_absent; /* units EVICTING, EVICTED, RESTORING or LOST */
     uint32_t n_restoring;
-    bool reading;          /* the bytes of the units being copied are being taken, they must stay */
-    uint64_t released_seq; /* the running eviction; see passed_over */
+    bool reading;                    /* bytes of chunks are being taken, they must stay */
+    const neap_klt_model *copied_by; /* of the copy that was taken and is not stored; NULL: none */
+    uint64_t released_seq;           /* the running eviction; see passed_over */
     neap_kv *kvs;
     neap_model_file *files;
     neap_pool_counters counters;
@@ -208,15 +211,19 @@ const neap_klt_model *neap_pool_klt(const neap_pool *pool); /* the current one [
 /* The caches of the region are coded by the open model of that GGUF as far as it fits them, by none
  * if none is open. False: so it was, or chunks of theirs are coded. [L] */
 bool neap_pool_bind_klt(neap_pool *pool, const void *region, uint64_t digest);
-/* Bytes of the models that were made for a context: they count among its copies. [L] */
-uint64_t neap_pool_guest_bytes(const neap_pool *pool);
-/* Whether chunks of caches of the region are coded by a model, or are being copied. [L] */
+/* Bytes of the models that were made for a context of the region, NULL: of any: they count among
+ * its copies. [L] */
+uint64_t neap_pool_guest_bytes(const neap_pool *pool, const void *region);
+/* Whether chunks of caches of the region are being copied; or are, or are coded by a model. [L] */
+bool neap_pool_region_is_copied(const neap_pool *pool, const void *region);
 bool neap_pool_region_is_coded(const neap_pool *pool, const void *region);
-/* The caches of the region, of which no chunk is coded by another, are coded by that model from now
- * on as far as it fits them; models that nobody needs any more are closed. Takes it over where it
- * succeeds. Fails: -ENOMEM. [L] */
+/* The caches of the region are coded by that model from now on as far as it fits them; chunks that
+ * another coded stay so, and it stays open; those made for a context that nobody needs any more are
+ * closed. Takes it over where it succeeds. No chunk of them may be copied or, if it is coded,
+ * RESTORING or queued. Fails: -ENOMEM; NEAP_E_BOUND (chunks are coded by a model of other blocks).
+ * [L] */
 int neap_pool_adopt_klt(neap_pool *pool, const void *region, neap_klt_model *model);
-/* Until then they are coded by none. [L] */
+/* They are coded by none until then. None of their chunks is coded or copied. [L] */
 void neap_pool_disown_klt(neap_pool *pool, const void *region);
 /* -EBUSY when cells are in use. */
 int neap_pool_relayout(neap_kv *kv, const neap_kv_layout *layout);
@@ -337,12 +344,15 @@ neap_unit *neap_pool_next_to_copy(neap_pool *pool);
 size_t neap_pool_copy_size(const neap_pool *pool, const neap_unit *unit, size_t *ret_most);
 /* Begins a copy: what is known of the units now, the positions of their cells included. The caller
  * has seen that no use runs, and lets none begin until it returns. From here until the bytes are
- * read pool->reading is set, which whoever writes, evicts or removes the units waits for. One copy
- * at a time. Fails: -EAGAIN (it is not such a unit any more, or one of another size). [L] */
+ * read pool->reading is set, which whoever writes cells, evicts or removes the units waits for. One
+ * copy at a time. Fails: -EAGAIN (it is not such a unit any more, or one of another size). [L] */
 int neap_pool_copy_take(neap_pool *pool, neap_unit *unit, size_t size, neap_copy *ret_copy);
 /* Reads their bytes into the page-aligned buffer of that size; uses may begin. Afterwards the units
  * may be used as any other. Lets go of the lock meanwhile. [L] */
 void neap_pool_copy_read(neap_pool *pool, neap_copy *copy, void *buffer);
+/* Codes what was taken, for nothing but to see whether klt does: NEAP_E_BOUND, it refuses it.
+ * Without the lock. */
+int neap_pool_copy_try(neap_pool *pool, const neap_copy *copy);
 /* Codes and writes what was taken. The units are clean then, unless one has changed or gone: in
  * that case the record is dropped. Without the lock. */
 int neap_pool_copy_store(neap_pool *pool, const neap_copy *copy, size_t *ret_bytes);

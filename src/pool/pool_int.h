@@ -115,4 +115,6 @@ bool neap_klt_is_whole(const neap_unit *unit);
 /* Whether the chunk is kept from other codecs: it is for klt, or will be when there is a model. */
 bool neap_klt_awaits(const neap_unit *unit);
 void neap_klt_close_models(neap_pool *pool);
+/* Those made for a context that no cache and no chunk needs any more. [L] */
+void neap_klt_close_unneeded(neap_pool *pool);
 #endif

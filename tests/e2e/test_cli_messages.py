@@ -179,6 +179,13 @@ def instances(folder):
         first.more = {"kv": kv, "codec_note": note}
         lines = [text.strip() for text in neap("stat", env=env)[1].splitlines()]
         check([text for text in lines if text.startswith(("kv ", "codec "))] == [line], line, lines)
+    for units, line in (({}, "coded       3.50 times smaller, klt's error 1.25 of what is expected at most"),
+                        ({"klt_left": 3}, "by q8"),
+                        ({"klt_left": 3, "klt_refused": 2}, "3 chunks by q8 (2 of them for its error)")):
+        first.more = {"codec": "klt", "codec_note": "klt-head-4", "ratio": 3.5, "error": 1.25,
+                      "units": units}
+        lines = [text.strip() for text in neap("stat", env=env)[1].splitlines()]
+        check(any(text.startswith("coded ") and text.endswith(line) for text in lines), line, lines)
     first.more = {}
 
     for reply in ("", "garbage", "[]", '{"ok":true}' + "x", {"ok": True}, {"ok": False}, {}):

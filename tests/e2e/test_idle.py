@@ -45,7 +45,7 @@ def body(work):
             settle(server)
             before = ours(server)
             s.check("neap-pressure" in [t[0] for t in before.values()], "pressure is not watched")
-            s.check("neap-write" in [t[0] for t in before.values()], "nothing is written behind")
+            s.check("neap-idle" in [t[0] for t in before.values()], "nothing is written behind")
             s.check(before, f"no thread named neap*: {s.threads(server.pid)}")
             ticks, stalled = s.cpu_ticks(server.pid), stalls()
             time.sleep(SECONDS)

@@ -40,7 +40,7 @@ static uint32_t walk(const char *prefix, int sticky, bool behind) {
     uint32_t n_fired = 0, n = 1;
     make_world(&w, &shape, "joint");
     start(&w, (neap_options){.write_behind_bytes = behind ? (uint64_t)1 << 40 : 0,
-                             .write_behind_idle_ns = 1,
+                             .idle_ns = 1,
                              .write_behind_on_battery = true});
     for (bool fired = true; fired && n < 1000; n++) {
         fill(&w);

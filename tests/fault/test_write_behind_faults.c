@@ -28,7 +28,7 @@ static void make(rig *r, const char *codec) {
     const neap_options options = {.codec = codec,
                                   .poison = true,
                                   .write_behind_bytes = (uint64_t)1 << 40,
-                                  .write_behind_idle_ns = 1000000,
+                                  .idle_ns = 1000000,
                                   .write_behind_on_battery = true};
     rig_make(r, options, false);
     n_told = 0;

@@ -98,7 +98,7 @@ static void run(uint64_t seed, const char *codec, const char *policy, bool write
                                   .policy = policy,
                                   .poison = true,
                                   .write_behind_bytes = write_behind ? (uint64_t)1 << 40 : 0,
-                                  .write_behind_idle_ns = 1,
+                                  .idle_ns = 1,
                                   .write_behind_on_battery = true};
     rig_make(&r, options, rig_below(&random, 2));
     for (int i = 0; i < n_steps; i++) {

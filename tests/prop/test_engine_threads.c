@@ -131,7 +131,7 @@ static void run(uint64_t seed, const char *codec, const char *policy, bool write
                                   .policy = policy,
                                   .poison = true,
                                   .write_behind_bytes = write_behind ? (uint64_t)1 << 40 : 0,
-                                  .write_behind_idle_ns = 1,
+                                  .idle_ns = 1,
                                   .write_behind_on_battery = true};
     rig_make(&r, options, true);
     void *(*const mains[])(void *) = {request_main, request_main, evict_main, evict_main,

@@ -169,7 +169,12 @@ static void stat_reply(void) {
                       .overlap = 0.25,
                       .read_bps = 1500000000,
                       .decode_bps = 250000000,
-                      .rate_source = NEAP_RATES_DRIFTED};
+                      .rate_source = NEAP_RATES_DRIFTED,
+                      .klt_left = 6,
+                      .klt_refused = 5,
+                      .fit_bytes = 12,
+                      .n_context_stats = 1,
+                      .contexts = {{.klt_refused = 4, .fit_bytes = 13}}};
     strcpy(stat.model, "caf\xe9.gguf"); /* Latin-1: not UTF-8 */
     strcpy(stat.codec, "q8");
     char *line = NULL;
@@ -190,6 +195,12 @@ static void stat_reply(void) {
     CHECK(json_integer_value(json_object_get(bytes, "released")) == INT64_MAX);
     const json_t *units = json_object_get(instance, "units");
     CHECK(json_integer_value(json_object_get(units, "kv_evicted")) == 3);
+    CHECK(json_integer_value(json_object_get(units, "klt_left")) == 6);
+    CHECK(json_integer_value(json_object_get(units, "klt_refused")) == 5);
+    CHECK(json_integer_value(json_object_get(bytes, "fits")) == 12);
+    const json_t *context = json_array_get(json_object_get(instance, "contexts"), 0);
+    CHECK(json_integer_value(json_object_get(context, "klt_refused")) == 4);
+    CHECK(json_integer_value(json_object_get(context, "fit")) == 13);
     const json_t *counters = json_object_get(instance, "counters");
     CHECK(json_integer_value(json_object_get(counters, "wait_ns")) == 9);
     const json_t *attention = json_object_get(instance, "attention");

@@ -229,7 +229,7 @@ static void test_write_behind(const profile *p) {
     stop(&w);
 
     start(&w, (neap_options){.write_behind_bytes = (uint64_t)1 << 40,
-                             .write_behind_idle_ns = 1000000,
+                             .idle_ns = 1000000,
                              .write_behind_on_battery = true});
     fill(&w);
     await_clean(&w, (uint32_t)w.n_caches * FULL);
@@ -282,7 +282,7 @@ static uint32_t test_random(const profile *p, uint64_t seed, bool behind) {
     world w;
     make(&w, p);
     const neap_options options = {.write_behind_bytes = behind ? (uint64_t)1 << 40 : 0,
-                                  .write_behind_idle_ns = 1,
+                                  .idle_ns = 1,
                                   .write_behind_on_battery = true};
     const uint32_t by_klt = run_random(&w, seed, options);
     free_world(&w);
@@ -444,6 +444,7 @@ static void test_refused(void) {
     evict(&w);
     neap_stat stat = stat_of(&w);
     CHECK(stat.klt_left == 5 && stat.klt_chunks == 1);
+    CHECK(stat.klt_refused == 3 && stat.contexts[0].klt_refused == 3); /* not the tails */
     restore(&w);
     char *rounded = snapshot(&w);
     CHECK(loss(&w, exact, 0) < 0.1);
@@ -458,6 +459,7 @@ static void test_refused(void) {
     neap_use_end(w.engine, NEAP_USE_COMPUTE);
     evict(&w);
     CHECK(stat_of(&w).klt_left == 4 && stat_of(&w).klt_chunks == 2);
+    CHECK(stat_of(&w).klt_refused == 2);
     stop(&w);
     free(exact);
     free(rounded);
@@ -595,7 +597,7 @@ static void test_one_refused(bool behind) {
     make(&w, &joint);
     static int32_t others[CELLS];
     start(&w, (neap_options){.write_behind_bytes = behind ? (uint64_t)1 << 40 : 0,
-                             .write_behind_idle_ns = 1000000,
+                             .idle_ns = 1000000,
                              .write_behind_on_battery = true});
     for (int32_t i = 0; i < CELLS; i++)
         others[i] = i < 500 ? i : 0;

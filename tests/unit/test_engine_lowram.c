@@ -1,11 +1,13 @@
 /* test_engine_lowram.c - codec lowram of an engine: the first eviction fits the context, chunks of
  * four layers go together and come back the same from then on, what the context grew by is coded
- * with the same fit, another context gets another; what it is not for is q8's, and said. Option kv:
- * the fit is made when a prompt has ended, chunks are held as it codes them, and read so. */
+ * with the same fit, another context gets another; what it is not for is q8's, and said. While idle
+ * fits are made in advance, anew when the context has changed, and given up when it is used. Option
+ * kv: the fit is made when a prompt has ended, chunks are held as it codes them, and read so. */
 #include <errno.h>
 #include <math.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "lowram_problem.h"
 #include "neap.h"
 #include "temp.h"
@@ -13,9 +15,10 @@
 
 enum {
     LAYERS = 5,
-    CELLS = 1400,
+    CELLS = 2680,
     USED = 1100,
     GROWN = 1300,
+    MOST = 2600,
     FULL = 4,
     K_ROW = 64,
     V_ROW = 48,
@@ -58,20 +61,24 @@ static void add_context(world *w, bool with_rope) {
     }
 }
 
-static void start_with(world *w, const char *codec, const char *kv, bool with_rope) {
+/* idle_ns 0: it is never idle. */
+static void start_with(world *w, const char *codec, const char *kv, bool with_rope,
+                       uint64_t idle_ns) {
     *w = (world){.dir = temp_dir()};
     const neap_options options = {.program = "test",
                                   .codec = codec,
                                   .kv = kv,
                                   .swap_dir = w->dir,
                                   .no_control = true,
-                                  .poison = true};
+                                  .poison = true,
+                                  .write_behind_on_battery = true,
+                                  .idle_ns = idle_ns ? idle_ns : UINT64_MAX / 4};
     CHECK(neap_engine_create(&options, &w->engine) == 0);
     add_context(w, with_rope);
 }
 
 static void start(world *w, const char *codec, bool with_rope) {
-    start_with(w, codec, NULL, with_rope);
+    start_with(w, codec, NULL, with_rope, 0);
 }
 
 static void stop(world *w) {
@@ -184,6 +191,7 @@ static void test_contexts(void) {
     put(&w, &other, 0, 512); /* of another kind: the old fit does not serve */
     stat = evict(&w);
     CHECK(stat.klt_chunks == LAYERS * (FULL - 1) && stat.klt_left >= 2 * LAYERS);
+    CHECK(stat.klt_refused == 2 * LAYERS && stat.contexts[0].klt_refused == 2 * LAYERS);
     restore(&w);
     for (int l = 0; l < LAYERS; l++)
         CHECK(loss(&w, &other, l, false, 0, 512) < 1e-3 &&
@@ -224,7 +232,7 @@ static void test_instead(void) {
     put(&w, &p, 0, USED);
     stat = evict(&w);
     CHECK(strcmp(stat.codec, "q8") == 0 && stat.klt_chunks == 0);
-    CHECK(strstr(stat.codec_note, "no context yet") != NULL);
+    CHECK(strstr(stat.codec_note, "q8 instead: no cache of this model has keys") != NULL);
     restore(&w);
     stop(&w);
     lowram_problem_free(&p);
@@ -244,6 +252,102 @@ static void test_pressure(void) {
     CHECK(neap_evict(w.engine, &request, &result) == 0);
     neap_stat_get(w.engine, &stat);
     CHECK(stat.units_kv_evicted == stat.units_kv && stat.klt_chunks == 0);
+    stop(&w);
+    lowram_problem_free(&p);
+}
+
+/* ---- while idle ---- */
+
+/* Until a fit of so many cells was made while idle. */
+static void wait_for_fit(const world *w, uint32_t n_cells) {
+    const uint64_t until_ns = neap_clock_ns() + 60000000000u;
+    char text[64];
+    neap_stat stat;
+    snprintf(text, sizeof text, "fitted to %u cells", n_cells);
+    do {
+        CHECK(neap_clock_ns() < until_ns);
+        usleep(1000);
+        neap_stat_get(w->engine, &stat);
+    } while (!strstr(stat.codec_note, text) || !strstr(stat.codec_note, "while idle"));
+}
+
+static void test_idle(void) {
+    world w;
+    lowram_problem p, other;
+    lowram_problem_make(&p, &shape, 25);
+    lowram_problem_make(&other, &shape, 26);
+    start_with(&w, "lowram:4", NULL, true, 1000000);
+    put(&w, &p, 0, USED);
+    wait_for_fit(&w, 1024);
+    neap_stat stat;
+    neap_stat_get(w.engine, &stat);
+    CHECK(stat.fit_bytes > 0 && stat.kv_compressed_memory == stat.fit_bytes);
+    CHECK(stat.contexts[0].fit_bytes == stat.fit_bytes && stat.units_kv_evicted == 0);
+    const uint64_t before = sum_of(&w);
+    put(&w, &other, 0, 256); /* a part is written anew: the fit stays, and refuses it */
+    put(&w, &p, 0, 256);
+    CHECK(sum_of(&w) == before);
+
+    put(&w, &p, USED, 1500); /* five chunks: less than twice the three */
+    usleep(200000);
+    stat = evict(&w);
+    CHECK(strstr(stat.codec_note, "fitted to 1024 cells") && strstr(stat.codec_note, "while idle"));
+    CHECK(stat.klt_chunks == LAYERS * 5 && stat.klt_left == LAYERS && stat.klt_error < 1.5);
+    restore(&w);
+    check_loss(&w, &p, 5 * 256);
+
+    /* A coded context grows by what its fit is not for: that gets its own, and those chunks keep
+     * the one that coded them. */
+    const uint64_t one_fit = stat.fit_bytes;
+    put(&w, &other, 5 * 256, MOST);
+    wait_for_fit(&w, 1280);
+    stat = evict(&w);
+    CHECK(stat.klt_chunks == LAYERS * 10 && stat.klt_left == LAYERS && stat.klt_error < 1.5);
+    CHECK(stat.fit_bytes > one_fit);
+    restore(&w);
+    check_loss(&w, &p, 5 * 256);
+    for (int l = 0; l < LAYERS; l++)
+        CHECK(loss(&w, &other, l, true, 5 * 256, 10 * 256) < 0.1);
+
+    /* All is written anew: a fit of all, and the other two are given back. */
+    put(&w, &other, 0, MOST);
+    wait_for_fit(&w, 2560);
+    stat = evict(&w);
+    CHECK(stat.klt_chunks == LAYERS * 10 && stat.klt_error < 1.5);
+    CHECK(stat.fit_bytes < 2 * one_fit);
+    restore(&w);
+    check_loss(&w, &other, 10 * 256);
+    stop(&w);
+    lowram_problem_free(&p);
+    lowram_problem_free(&other);
+}
+
+/* Uses and evictions at any time while fits are made: nothing is lost, and in the end one is made.
+ */
+static void test_interrupted(void) {
+    world w;
+    lowram_problem p;
+    neap_stat stat;
+    lowram_problem_make(&p, &shape, 27);
+    start_with(&w, "lowram:4", NULL, true, 1);
+    put(&w, &p, 0, USED);
+    for (uint32_t i = 0; i < 200; i++) {
+        usleep(i * 37 % 5000);
+        if (i % 40 == 39) {
+            evict(&w);
+            restore(&w);
+        }
+        put(&w, &p, 0, USED);
+        if (i % 50 == 49) CHECK(neap_kv_clear(w.kv[i / 50]) == 0);
+    }
+    const uint64_t exact = sum_of(&w);
+    put(&w, &p, 0, USED);
+    wait_for_fit(&w, 1024);
+    CHECK(exact != 0 && loss(&w, &p, 0, false, 0, USED) == 0);
+    stat = evict(&w);
+    CHECK(stat.klt_chunks == LAYERS * FULL);
+    restore(&w);
+    check_loss(&w, &p, 1024);
     stop(&w);
     lowram_problem_free(&p);
 }
@@ -300,15 +404,16 @@ static void check_reading(world *w, int l, uint32_t chunk) {
     free(scratch);
 }
 
-/* Nothing during the prompt; then a fit, and what is old enough is coded; it never serves another
- * context, neither beside it nor after it. */
+/* Nothing during the prompt, nor while idle; then a fit, and what is old enough is coded; it never
+ * serves another context, neither beside it nor after it. */
 static void test_held(void) {
     world w, beside = {0};
     lowram_problem p, other;
     lowram_problem_make(&p, &shape, 25);
     lowram_problem_make(&other, &shape, 26);
-    start_with(&w, NULL, "lowram:3", true);
+    start_with(&w, NULL, "lowram:3", true, 1000000);
     prompt(&w, &p, 0, USED);
+    usleep(100000);
     neap_stat stat = stat_of(&w);
     CHECK(n_coded(&w) == 0 && strcmp(stat.kv, "f16") == 0 && !neap_kv_is_held_coded(w.kv[0]));
     CHECK(neap_kv_may_be_held_coded(w.kv[0]) && stat.kv_compressed_memory == 0);
@@ -365,7 +470,7 @@ static void test_held_short(void) {
     world w;
     lowram_problem p;
     lowram_problem_make(&p, &shape, 27);
-    start_with(&w, "klt:4", "lowram", true);
+    start_with(&w, "klt:4", "lowram", true, 0);
     put(&w, &p, 0, 700);
     put(&w, &p, 700, 701);
     CHECK(n_coded(&w) == 0 && strcmp(stat_of(&w).kv, "f16") == 0);
@@ -375,11 +480,11 @@ static void test_held_short(void) {
     for (int l = 0; l < LAYERS; l++)
         CHECK(loss(&w, &p, l, false, 0, 701) < 1e-3);
     stop(&w);
-    start_with(&w, NULL, "lowram:64", true);
+    start_with(&w, NULL, "lowram:64", true, 0);
     put(&w, &p, 0, USED);
     put(&w, &p, USED, USED + 1);
     CHECK(n_coded(&w) == 0 && strstr(stat_of(&w).codec_note,
-                                     "f16 instead: a context of 1400 tokens is too short") != NULL);
+                                     "f16 instead: a context of 2680 tokens is too short") != NULL);
     stop(&w);
     lowram_problem_free(&p);
 }
@@ -399,6 +504,8 @@ int main(void) {
     test_contexts();
     test_instead();
     test_pressure();
+    test_idle();
+    test_interrupted();
     test_held();
     test_held_short();
     test_options();

@@ -14,7 +14,7 @@ static neap_options options_of(const char *codec) {
     return (neap_options){.codec = codec,
                           .poison = true,
                           .write_behind_bytes = (uint64_t)1 << 40,
-                          .write_behind_idle_ns = 1000000,
+                          .idle_ns = 1000000,
                           .write_behind_on_battery = true};
 }
 
@@ -156,7 +156,7 @@ static long sleeps(void) {
         FILE *file = fopen(path, "r");
         bool ours = false;
         while (file && fgets(line, sizeof line, file)) {
-            ours = ours || strcmp(line, "Name:\tneap-write\n") == 0;
+            ours = ours || strcmp(line, "Name:\tneap-idle\n") == 0;
             if (ours) (void)sscanf(line, "voluntary_ctxt_switches: %ld", &n);
         }
         if (file) fclose(file);
