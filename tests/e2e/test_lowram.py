@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Codec lowram from end to end: llama-server with it fits a context as it is evicted and answers, a
 second cycle changes no byte, the answer agrees with the resident one token by token; a context that
-is too short is q8's, and that is said. BLAS is loaded for this codec only."""
+is too short is q8's, and that is said. While idle it is fitted in advance, which no request notices.
+BLAS is loaded for this codec only."""
+
+import time
 
 import support as s
 
@@ -55,6 +58,28 @@ def cycles(work):
         s.check_equal(server.stat()["counters"]["errors"], 0, "errors")
 
 
+def idle(work):
+    with s.Server(work, s.SMOLLM2, codec="lowram:4") as server:
+        prompt = server.tokenize(s.prose(34, CONTEXT))
+        server.tokens(prompt, N_PREDICT)
+        resident = server.tokens(prompt, N_PREDICT)
+        deadline = time.monotonic() + 120
+        while server.stat()["bytes"]["fits"] == 0:
+            s.check(time.monotonic() < deadline, "nothing was fitted while idle")
+            time.sleep(0.2)
+        stat = server.stat()
+        note = stat["codec_note"]
+        s.check(note.startswith("lowram-4, fitted to ") and note.endswith(" while idle"), note)
+        s.check(stat["units"]["kv_evicted"] == 0 and stat["bytes"]["kv_storage"] == 0, "evicted")
+        s.check_equal(stat["contexts"][0]["fit"], stat["bytes"]["fits"], "bytes of the fit")
+        s.check_equal(server.tokens(prompt, N_PREDICT), resident, "after a fit")
+        result = server.evict("100%", only="kv")
+        stat = server.stat()
+        s.check_equal(stat["codec_note"], note, "the eviction made a fit of its own")
+        s.check(stat["units"]["klt"] > 4 * stat["units"]["klt_left"], f"units: {stat['units']}")
+        s.say(f"{note}; evicted in {result['duration_ns'] / 1e6:.0f} ms")
+
+
 def too_short(work):
     with s.Server(work, s.SMOLLM2, codec="lowram:8") as server:
         prompt = s.prose(33, 300)
@@ -69,6 +94,7 @@ def too_short(work):
 
 def body(work):
     cycles(work)
+    idle(work)
     too_short(work)
     with s.Server(work, s.SMOLLM2, codec="q8") as server:
         s.check(not has_blas(server.pid), "BLAS without need")
