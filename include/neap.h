@@ -82,7 +82,7 @@ typedef struct neap_options {
      * uses the engine, so that evicting them later is only dropping them. Most bytes a day, shared
      * by all that have this swap folder; 0: off. */
     uint64_t write_behind_bytes;
-    bool write_behind_on_battery; /* also while the machine runs on a battery, as what follows */
+    bool write_behind_on_battery; /* also on a battery; fits of codec lowram, too */
     uint64_t idle_ns; /* what is done while idle (write-behind, fits of codec lowram) is done after
                          so long without a use; default 2 s */
     /* Gives regions their memory, for devices that share only what they gave out themselves; NULL,
