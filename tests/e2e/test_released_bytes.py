@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""What `neap evict` says was released is what the kernel got back, within 5 %."""
+"""What `neap evict` says was released is what the kernel got back, within 5 %: with klt, too, whose
+model is in memory beside the cache."""
+
+import os
 
 import support as s
+from klt_training import train
 
 
-def run(work, codec, steps):
-    with s.Server(work, s.QWEN, codec=codec, ctx=4096) as server:
+def run(work, codec, steps, model=s.QWEN, env=None):
+    with s.Server(work, model, codec=codec, ctx=4096, env=env) as server:
         server.tokens(s.prose(31, 2800), 4)
         for share, only in steps:
             before, stat_before = server.held(), server.stat()
@@ -39,6 +43,10 @@ def resident(stat):
 def body(work):
     run(work, "none", (("25%", None), ("200M", None), ("100%", None)))
     run(work, "q8", (("100%", "kv"), ("50%", None), ("100%", None)))
+    cache = os.path.join(work, "cache")
+    os.mkdir(cache)
+    train(cache, s.model_path(s.SMOLLM2), "head", 4)
+    run(work, "klt:4", (("100%", "kv"), ("100%", None)), s.SMOLLM2, {"XDG_CACHE_HOME": cache})
 
 
 s.main(body)
