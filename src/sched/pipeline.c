@@ -224,15 +224,17 @@ uint32_t neap_pipeline_queued(const neap_pipeline *pipeline) {
     return pipeline->n_queued;
 }
 
-/* Claims and allocates the unit together with those beside it, which go back to the front of their
- * queues, to be filled by whoever takes them. Lets go of the lock meanwhile. [L] */
+/* Allocates a claimed unit together with those beside it, which are claimed, too, and go back to
+ * the front of their queues, to be filled by whoever takes them. Lets go of the lock meanwhile. [L]
+ */
 static int allocate(neap_pipeline *pipeline, neap_unit *unit) {
     neap_pool *pool = pipeline->pool;
     neap_unit *units[NEAP_ALLOCATION_MAX];
     const uint64_t began_ns = neap_clock_ns();
     const size_t n = neap_pool_allocation(pool, unit, units);
     for (size_t i = 0; i < n; i++) {
-        if (units[i]->queued) unlink_unit(pipeline, units[i]);
+        if (units[i] == unit) continue;
+        unlink_unit(pipeline, units[i]);
         neap_pool_claim(pool, units[i]);
     }
     pthread_mutex_unlock(&pool->lock);
@@ -245,26 +247,20 @@ static int allocate(neap_pipeline *pipeline, neap_unit *unit) {
     return err;
 }
 
-/* Claims and allocates those in a queue that share the unit's record: they come back by one read;
- * their number. Lets go of the lock meanwhile. [L] */
-static size_t join(neap_pipeline *pipeline, const neap_unit *unit, neap_unit **ret_units) {
-    neap_pool *pool = pipeline->pool;
+/* Makes the unit and those in a queue that share its record this thread's own, all at once: they
+ * come back by one read. Their number; which have no pages yet. [L] */
+static size_t take(neap_pipeline *pipeline, neap_unit *unit, neap_unit **ret_units,
+                   bool *ret_bare) {
     neap_unit *others[NEAP_KLT_LAYERS];
-    const size_t n_others = neap_pool_sharers(pool, unit, others);
+    const size_t n_others = neap_pool_sharers(pipeline->pool, unit, others);
     size_t n = 0;
-    for (size_t i = 0; i < n_others; i++) {
-        if (!others[i]->queued) continue;
-        const uint64_t began_ns = neap_clock_ns();
-        int err = 0;
-        unlink_unit(pipeline, others[i]);
-        if (neap_unit_state_of(others[i]) == NEAP_UNIT_EVICTED) err = allocate(pipeline, others[i]);
-        if (!err) {
-            ret_units[n++] = others[i];
-            continue;
-        }
-        pthread_mutex_unlock(&pool->lock);
-        neap_pool_finish(pool, others[i], err, began_ns);
-        pthread_mutex_lock(&pool->lock);
+    ret_units[n++] = unit;
+    for (size_t i = 0; i < n_others; i++)
+        if (others[i]->queued) ret_units[n++] = others[i];
+    for (size_t i = 0; i < n; i++) {
+        if (ret_units[i]->queued) unlink_unit(pipeline, ret_units[i]);
+        ret_bare[i] = neap_unit_state_of(ret_units[i]) == NEAP_UNIT_EVICTED;
+        if (ret_bare[i]) neap_pool_claim(pipeline->pool, ret_units[i]);
     }
     return n;
 }
@@ -272,19 +268,30 @@ static size_t join(neap_pipeline *pipeline, const neap_unit *unit, neap_unit **r
 int neap_pipeline_restore_here(neap_pipeline *pipeline, neap_unit *unit, neap_worker *worker) {
     neap_pool *pool = pipeline->pool;
     const uint64_t began_ns = neap_clock_ns();
-    neap_unit *units[NEAP_KLT_LAYERS] = {unit};
-    size_t n = 1;
-    int err = 0;
-    if (unit->queued) unlink_unit(pipeline, unit);
-    if (neap_unit_state_of(unit) == NEAP_UNIT_EVICTED) err = allocate(pipeline, unit);
-    if (!err) n += join(pipeline, unit, units + 1);
+    neap_unit *units[NEAP_KLT_LAYERS];
+    bool bare[NEAP_KLT_LAYERS];
+    const size_t n = take(pipeline, unit, units, bare);
+    size_t n_ready = 0;
+    int unit_err = 0;
+    for (size_t i = 0; i < n; i++) {
+        neap_unit *own = units[i];
+        const int err = bare[i] ? allocate(pipeline, own) : 0;
+        if (!err) {
+            units[n_ready++] = own;
+            continue;
+        }
+        if (own == unit) unit_err = err;
+        pthread_mutex_unlock(&pool->lock);
+        neap_pool_finish(pool, own, err, began_ns);
+        pthread_mutex_lock(&pool->lock);
+    }
     pthread_mutex_unlock(&pool->lock);
     /* The units are this thread's own; finish tells whoever waits. */
-    if (!err) err = neap_pool_load_together(pool, units, n, worker);
-    for (size_t i = 0; i < n; i++)
+    const int err = n_ready > 0 ? neap_pool_load_together(pool, units, n_ready, worker) : 0;
+    for (size_t i = 0; i < n_ready; i++)
         neap_pool_finish(pool, units[i], err, began_ns);
     pthread_mutex_lock(&pool->lock);
-    return err;
+    return unit_err ? unit_err : err;
 }
 
 bool neap_pipeline_help(neap_pipeline *pipeline) {
