@@ -217,8 +217,8 @@ static int kernel_row(const attn_case *shape, uint32_t n_tokens, uint32_t n_cell
 
 static int kernel_rows(const neap_bench_options *options, long context, json_t *rows) {
     static const uint32_t tokens[] = {1, 8, 64, 512};
-    long cores = neap_option_threads() ? neap_option_threads() : sysconf(_SC_NPROCESSORS_ONLN);
-    const uint32_t n_threads = cores < 1 ? 1 : cores > THREADS_MAX ? THREADS_MAX : (uint32_t)cores;
+    const uint32_t asked = neap_option_n_threads();
+    const uint32_t n_threads = asked > THREADS_MAX ? THREADS_MAX : asked;
     if (!options->as_json)
         printf("Our kernel (%s) alone, one layer, f16; 1 thread, and %u:\n"
                "%-14s %6s %7s %10s %10s %9s %9s %9s\n",

@@ -230,12 +230,11 @@ static void *compress(void *ctx) {
 /* Has the method of column i compress, unless it has, and the next ones at the same time: as many
  * as there are threads. */
 static int make_compressed(bench *b, size_t i, const neap_kv_file *exact) {
-    const int asked = neap_option_threads();
-    const size_t n_cores = asked ? (size_t)asked : neap_cores();
+    const size_t n_threads = neap_option_n_threads();
     compressor jobs[AT_ONCE_MAX];
     size_t n = 0, n_started = 0;
     if (b->columns[i].made.state.bytes) return 0;
-    for (; i < b->n_columns && n < n_cores && n < AT_ONCE_MAX; i++)
+    for (; i < b->n_columns && n < n_threads && n < AT_ONCE_MAX; i++)
         if (!b->columns[i].is_floor && !b->columns[i].is_out)
             jobs[n++] = (compressor){.b = b, .column = &b->columns[i], .exact = exact};
     while (n_started < n &&

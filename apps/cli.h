@@ -146,6 +146,7 @@ int neap_option_attn(const char *value);
 int neap_option_environment(void);
 /* Number of threads asked for by --threads; 0: not asked. */
 int neap_option_threads(void);
+uint32_t neap_option_n_threads(void); /* the same; one a core where it was not asked */
 /* Parses a whole number in [min, max]; prints the error otherwise. */
 int neap_option_number(const char *name, const char *value, long min, long max, long *ret_number);
 

@@ -13,6 +13,7 @@
 #include "file.h"
 #include "measure.h"
 #include "neap.h"
+#include "proc.h"
 #include "vm.h"
 
 #define READ_MAX (256u << 20)
@@ -71,11 +72,10 @@ static void commit_pieces(void *ctx) {
 
 /* Small pages, as KV chunks have; committed once before, as an evicted unit was. */
 static double commit_rate(void) {
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     neap_crew *crew = NULL;
     void *memory = NULL;
     double rate = 0;
-    if (neap_crew_create(cores > 0 ? (uint32_t)cores : 1, &crew) != 0) return 0;
+    if (neap_crew_create(neap_cores(), &crew) != 0) return 0;
     if (neap_vm_reserve(COMMIT_BYTES, PIECE, &memory) != 0) goto out;
     neap_vm_huge(memory, COMMIT_BYTES, false);
     neap_crew_start(crew);
@@ -110,8 +110,7 @@ static double decode_rate(const char *name) {
     uint64_t done = 0, now = began;
     for (; now - began < DECODE_NS; now = neap_clock_ns(), done += n * sizeof *values)
         if (codec->decode(bytes, len, &chunk) != 0) goto out;
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    rate = per_second(done, now - began) * (double)(cores > 0 ? cores : 1);
+    rate = per_second(done, now - began) * neap_cores();
 out:
     free(bytes);
     free(values);

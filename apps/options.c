@@ -11,6 +11,7 @@
 #include "klt_file.h"
 #include "lowram_use.h"
 #include "policy.h"
+#include "proc.h"
 #include "write_budget.h"
 
 const char neap_common_help[] =
@@ -41,6 +42,10 @@ static int threads;
 
 int neap_option_threads(void) {
     return threads;
+}
+
+uint32_t neap_option_n_threads(void) {
+    return threads ? (uint32_t)threads : neap_cores();
 }
 
 bool neap_option_basic(const neap_command *command, int code, char **argv, int *ret_status) {

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "bench.h"
 #include "geometry.h"
@@ -59,10 +58,8 @@ static void keep_models(session *s) {
 }
 
 static int measure_device(session *s) {
-    const long cores =
-        neap_option_threads() ? neap_option_threads() : sysconf(_SC_NPROCESSORS_ONLN);
     const neap_measure_plan plan =
-        neap_measure_plan_make(s->folder, s->quick, cores > 0 ? (uint32_t)cores : 1);
+        neap_measure_plan_make(s->folder, s->quick, neap_option_n_threads());
     neap_progress_set(0, "reading");
     int err = neap_measure_reads(&plan, &s->profile);
     if (err)

@@ -104,10 +104,6 @@ void neap_kv_set_overhead(neap_kv *kv, uint64_t bytes) {
 
 /* ---- coding ---- */
 
-static const char *name_of(const neap_engine *engine) {
-    return engine->wants_lowram ? "lowram" : "klt";
-}
-
 typedef struct holding {
     neap_engine *engine;
     neap_unit **units;
@@ -125,8 +121,8 @@ static void hold_some(void *ctx) {
         if (err == NEAP_E_BOUND)
             atomic_fetch_add(&h->n_refused, 1);
         else if (err)
-            neap_log(NEAP_LOG_WARN, "kv %s: unit %u stays f16 for now: %s", name_of(h->engine),
-                     h->units[i]->id, neap_strerror(err));
+            neap_log(NEAP_LOG_WARN, "kv %s: unit %u stays f16 for now: %s",
+                     neap_codec_learned(h->engine), h->units[i]->id, neap_strerror(err));
     }
     neap_worker_fini(&worker);
 }
@@ -153,6 +149,6 @@ void neap_settle(neap_engine *engine, bool computed) {
     if (h.n_refused > 0 && !atomic_exchange(&engine->refusal_said, true))
         neap_log(NEAP_LOG_WARN,
                  "kv %s: some chunks are too unlike what %s and stay f16 (neap stat: klt_left)",
-                 name_of(engine),
+                 neap_codec_learned(engine),
                  engine->wants_lowram ? "the fit was made from" : "klt learned from");
 }

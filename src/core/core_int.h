@@ -137,6 +137,8 @@ void neap_settle(neap_engine *engine, bool computed);
 /* klt_use.c: name and note of the codec at work; how KV is held that is held coded. [L] */
 void neap_codec_stat(const neap_engine *engine, neap_stat *inout_stat);
 void neap_codec_kv_name(const neap_engine *engine, char *ret_name, size_t cap);
+/* The learned codec that was asked for, of the two. */
+const char *neap_codec_learned(const neap_engine *engine);
 /* What there is where the learned codec is not: of evictions a codec, of kv f16. */
 const char *neap_codec_fallback(const neap_engine *engine);
 

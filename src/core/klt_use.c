@@ -16,6 +16,10 @@ static void note(neap_engine *engine, bool in_use, const char *text) {
     pthread_mutex_unlock(&engine->pool->lock);
 }
 
+const char *neap_codec_learned(const neap_engine *engine) {
+    return engine->wants_lowram ? "lowram" : "klt";
+}
+
 const char *neap_codec_fallback(const neap_engine *engine) {
     return engine->pool->holds_coded ? "f16" : engine->pool->codec->name;
 }
@@ -94,8 +98,8 @@ void neap_codec_stat(const neap_engine *engine, neap_stat *inout_stat) {
     snprintf(inout_stat->kv, sizeof inout_stat->kv, "f16");
     if (pool->holds_coded && n_klt > 0)
         neap_codec_kv_name(engine, inout_stat->kv, sizeof inout_stat->kv);
-    const char *name = engine->wants_lowram ? "lowram" : "klt";
-    snprintf(inout_stat->codec, sizeof inout_stat->codec, "%s", is_klt ? name : pool->codec->name);
+    snprintf(inout_stat->codec, sizeof inout_stat->codec, "%s",
+             is_klt ? neap_codec_learned(engine) : pool->codec->name);
     const size_t cap = sizeof inout_stat->codec_note;
     if (!engine->wants_klt && !engine->wants_lowram)
         inout_stat->codec_note[0] = '\0';

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 
 import support as s
 
@@ -41,11 +40,9 @@ def kept_training(model):
     path = os.path.join(made, "text.txt")
     with open(path, "w", encoding="utf-8") as out:
         out.write(text)
-    done = subprocess.run([s.NEAP, "train", "--json", "--profile", "head", "--profile", "joint",
-                           "--ratio", "4", "--ratio", "8", model, path],
-                          env=dict(os.environ, XDG_CACHE_HOME=made), check=False,
-                          capture_output=True, text=True, timeout=LIMIT_S)
-    s.check(done.returncode == 0, f"neap train: exit {done.returncode}\n{done.stderr}")
+    done = s.neap(dict(os.environ, XDG_CACHE_HOME=made), "train", "--json", "--profile", "head",
+                  "--profile", "joint", "--ratio", "4", "--ratio", "8", model, path,
+                  limit_s=LIMIT_S)
     files = json.loads(done.stdout)["files"]
     s.check(len(files) == 4 and all(file["path"].startswith(made) for file in files), f"{files}")
     os.rename(made, kept)

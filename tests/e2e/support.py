@@ -91,11 +91,29 @@ def next_tokens(server, prompt, forced):
 
 # ---- server ----
 
+def neap(env, *args, status=0, limit_s=REQUEST_LIMIT_S):
+    """Runs a command of the CLI, which must end with that status (None: any) within so many seconds;
+    what it wrote is text."""
+    done = subprocess.run([NEAP, *args], env=env, stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, timeout=limit_s, check=False)
+    check(status is None or done.returncode == status,
+          f"neap {' '.join(args)}: exit {done.returncode}, not {status}\n{done.stdout}{done.stderr}")
+    return done
+
+
 def model_path(name):
     path = name if os.sep in name else os.path.join(MODELS, name + ".gguf")
     if not os.path.exists(path):
         raise Skipped(f"no model {name} (tools/setup --tests fetches it)")
     return path
+
+
+def own_cache(work):
+    """A cache folder of the test's own, with the models of the user's; its path."""
+    cache = os.path.join(work, "cache")
+    os.makedirs(os.path.join(cache, "neap"))
+    os.symlink(MODELS, os.path.join(cache, "neap", "models"))
+    return cache
 
 
 def free_port():
@@ -258,11 +276,7 @@ class Server:
 
     def neap(self, *args, status=0):
         """Runs a command of the CLI against this instance; its standard output."""
-        done = subprocess.run([NEAP, *args], env=self.env, stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=REQUEST_LIMIT_S, check=False)
-        check(status is None or done.returncode == status,
-              f"neap {' '.join(args)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-        return done
+        return neap(self.env, *args, status=status)
 
     def evict(self, size="100%", only=None):
         part = ["--only", only] if only else []

@@ -6,7 +6,6 @@ No speed decides."""
 
 import json
 import os
-import subprocess
 
 import klt_training
 import support as s
@@ -18,10 +17,8 @@ FIT_KEYS = {"fit_bytes", "fit_seconds", "fit_seconds_range"}
 
 
 def bench(env, context, reps):
-    done = subprocess.run([s.NEAP, "bench", "codec", "--json", "--model", s.SMOLLM2, "--context",
-                           str(context), "--reps", str(reps)], env=env, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=500, check=False)
-    s.check(done.returncode == 0, f"exit {done.returncode}\n{done.stdout}{done.stderr}")
+    done = s.neap(env, "bench", "codec", "--json", "--model", s.SMOLLM2, "--context", str(context),
+                  "--reps", str(reps), limit_s=500)
     rows = {row["codec"]: row for row in json.loads(done.stdout)["rows"]}
     for name, row in rows.items():
         s.say(f"{name}: {row}")
@@ -46,9 +43,7 @@ def check_lowram(rows):
 
 
 def body(work):
-    cache = os.path.join(work, "cache")
-    os.makedirs(os.path.join(cache, "neap"))
-    os.symlink(s.MODELS, os.path.join(cache, "neap", "models"))
+    cache = s.own_cache(work)
     env = dict(os.environ, XDG_CACHE_HOME=cache, XDG_RUNTIME_DIR=s.runtime_dir(work),
                NEAP_PROFILE="off")
     if s.ALL:

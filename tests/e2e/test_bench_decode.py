@@ -5,7 +5,6 @@ figure decides."""
 
 import json
 import os
-import subprocess
 import xml.etree.ElementTree
 
 import support as s
@@ -17,11 +16,7 @@ F16_BYTES = CONTEXT * 30 * 2 * 3 * 64 * 2
 
 
 def bench(env, *args, status=0):
-    done = subprocess.run([s.NEAP, "bench", "decode", *args], env=env, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=500, check=False)
-    s.check(done.returncode == status,
-            f"bench decode {args}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done
+    return s.neap(env, "bench", "decode", *args, status=status, limit_s=500)
 
 
 def check_row(row, reps):
@@ -38,9 +33,7 @@ def check_row(row, reps):
 
 
 def body(work):
-    cache = os.path.join(work, "cache")
-    os.makedirs(os.path.join(cache, "neap"))
-    os.symlink(s.MODELS, os.path.join(cache, "neap", "models"))
+    cache = s.own_cache(work)
     env = dict(os.environ, XDG_CACHE_HOME=cache, XDG_RUNTIME_DIR=s.runtime_dir(work),
                NEAP_PROFILE="off")
     common = ["--model", s.SMOLLM2, "--context", str(CONTEXT), "--threads", "1", "--json"]  # two would wait for each other on a busy machine

@@ -34,9 +34,7 @@ BAD_OPTIONS = ["q8/g=2", "lowram:2/", "lowram:2/h=2", "lowram:2/g=9", "lowram:2/
 
 
 def environment(work):
-    cache = os.path.join(work, "cache")
-    os.makedirs(os.path.join(cache, "neap"))
-    os.symlink(s.MODELS, os.path.join(cache, "neap", "models"))
+    cache = s.own_cache(work)
     env = {k: v for k, v in os.environ.items() if not k.startswith("NEAP_")}
     env.update(XDG_CACHE_HOME=cache, XDG_RUNTIME_DIR=s.runtime_dir(work), NEAP_PROFILE="off",
                NEAP_PRESSURE="off", OMP_WAIT_POLICY="passive", OPENBLAS_NUM_THREADS="1")
@@ -44,11 +42,7 @@ def environment(work):
 
 
 def neap(env, *args, status=0):
-    done = subprocess.run([s.NEAP, *args], env=env, stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, timeout=550, check=False)
-    s.check(done.returncode == status,
-            f"neap {args}: exit {done.returncode}, not {status}\n{done.stdout}{done.stderr}")
-    return done
+    return s.neap(env, *args, status=status, limit_s=550)
 
 
 def fidelity_args(*args):

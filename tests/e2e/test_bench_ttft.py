@@ -25,26 +25,19 @@ KEYS = {"context", "remaining", "remaining_measured", "remaining_matched", "poli
 
 
 def environment(work):
-    """A cache folder of the test's own, with the models of the user's."""
     s.model_path(s.QWEN)  # whose tokenizer is copied
-    cache = os.path.join(work, "cache")
-    os.makedirs(os.path.join(cache, "neap"))
-    os.symlink(s.MODELS, os.path.join(cache, "neap", "models"))
+    cache = s.own_cache(work)
     env = {name: value for name, value in os.environ.items() if not name.startswith("NEAP_")}
     env.update(XDG_CACHE_HOME=cache, XDG_RUNTIME_DIR=s.runtime_dir(work), NEAP_PROFILE="off")
     return env, os.path.join(cache, "neap", "bench")
 
 
-def command(*args):
-    return [s.NEAP, "bench", "ttft", "--model", MODEL, "--reps", "1", *args]
+def arguments(*more):
+    return ["bench", "ttft", "--model", MODEL, "--reps", "1", *more]
 
 
 def bench(env, *args, status=0):
-    done = subprocess.run(command(*args), env=env, stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, timeout=500, check=False)
-    s.check(done.returncode == status,
-            f"bench ttft {args}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done
+    return s.neap(env, *arguments(*args), status=status, limit_s=500)
 
 
 def digest(path):
@@ -166,8 +159,9 @@ def killed(env):
     """Killed with the group and the device there: the helper takes them away."""
     before = zram_devices()
     for number in (signal.SIGINT, signal.SIGKILL):
-        with subprocess.Popen(command("--context", "256", "--remaining", "0", "--policy",
-                                      "os-paging"), env=env, stdin=subprocess.DEVNULL,
+        command = [s.NEAP, *arguments("--context", "256", "--remaining", "0", "--policy",
+                                      "os-paging")]
+        with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL,
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             helper, folder = group_in_use(process)
             process.send_signal(number)

@@ -5,7 +5,6 @@ decides."""
 
 import json
 import os
-import subprocess
 import xml.etree.ElementTree
 
 import support as s
@@ -15,17 +14,11 @@ METHODS = ["adam-0", "adam-2", "adam-40", "ridge+0", "ridge+2"]
 
 
 def bench(env, *args, status=0):
-    done = subprocess.run([s.NEAP, "bench", "values", *args], env=env, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=500, check=False)
-    s.check(done.returncode == status,
-            f"bench values {args}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done
+    return s.neap(env, "bench", "values", *args, status=status, limit_s=500)
 
 
 def body(work):
-    cache = os.path.join(work, "cache")
-    os.makedirs(os.path.join(cache, "neap"))
-    os.symlink(s.MODELS, os.path.join(cache, "neap", "models"))
+    cache = s.own_cache(work)
     env = dict(os.environ, XDG_CACHE_HOME=cache, XDG_RUNTIME_DIR=s.runtime_dir(work),
                NEAP_PROFILE="off", OPENBLAS_NUM_THREADS="1")  # more yield to others for good
     plot = os.path.join(work, "plot.svg")

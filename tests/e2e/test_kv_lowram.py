@@ -6,7 +6,6 @@ for (--kv-select) mostly says the same; a short context is f16; neap bench decod
 
 import json
 import os
-import subprocess
 
 import support as s
 from kv_held import N_PREDICT, a_prompt, agreement, answers_f16, grow, kv_held
@@ -94,17 +93,12 @@ def short(work):
 
 
 def bench(work):
-    cache = os.path.join(work, "cache")
-    os.makedirs(os.path.join(cache, "neap"))
-    os.symlink(s.MODELS, os.path.join(cache, "neap", "models"))
+    cache = s.own_cache(work)
     methods = ["f16-neap", "lowram", "lowram-sr"]
-    done = subprocess.run([s.NEAP, "bench", "decode", "--json", "--model", s.SMOLLM2, "--context",
-                           "1100", "--reps", "1", "--threads", "1", "--ratio", "3", "--select",
-                           "256", "--method", ",".join(methods)],
-                          env=dict(os.environ, XDG_CACHE_HOME=cache,
-                                   XDG_RUNTIME_DIR=s.runtime_dir(work)),
-                          capture_output=True, text=True, timeout=s.REQUEST_LIMIT_S, check=False)
-    s.check(done.returncode == 0, f"bench decode: exit {done.returncode}\n{done.stderr}")
+    done = s.neap(dict(os.environ, XDG_CACHE_HOME=cache, XDG_RUNTIME_DIR=s.runtime_dir(work)),
+                  "bench", "decode", "--json", "--model", s.SMOLLM2, "--context", "1100", "--reps",
+                  "1", "--threads", "1", "--ratio", "3", "--select", "256", "--method",
+                  ",".join(methods))
     f16, coded, select = json.loads(done.stdout)["rows"]
     s.check_equal([r["method"] for r in (f16, coded, select)], methods, "rows")
     s.check_equal([r["kv"] for r in (f16, coded, select)], ["f16", "lowram-3", "lowram-3"], "kv")

@@ -6,7 +6,6 @@ counted; neap bench decode measures it."""
 
 import json
 import os
-import subprocess
 import threading
 
 import support as s
@@ -58,12 +57,9 @@ def together(work, env, prompts):
 
 def bench(work, env):
     methods = ["f16-neap", "klt", "klt-sr"]
-    done = subprocess.run([s.NEAP, "bench", "decode", "--json", "--model", s.SMOLLM2, "--context",
-                           "1100", "--batch", "2", "--reps", "1", "--threads", "1", "--select",
-                           "256", "--method", ",".join(methods)],
-                          env=dict(os.environ, XDG_RUNTIME_DIR=s.runtime_dir(work), **env),
-                          capture_output=True, text=True, timeout=s.REQUEST_LIMIT_S, check=False)
-    s.check(done.returncode == 0, f"bench decode: exit {done.returncode}\n{done.stderr}")
+    done = s.neap(dict(os.environ, XDG_RUNTIME_DIR=s.runtime_dir(work), **env), "bench", "decode",
+                  "--json", "--model", s.SMOLLM2, "--context", "1100", "--batch", "2", "--reps", "1",
+                  "--threads", "1", "--select", "256", "--method", ",".join(methods))
     f16, klt, selected = json.loads(done.stdout)["rows"]
     s.check_equal([r["method"] for r in (f16, klt, selected)], methods, "rows")
     s.check_equal([r["kv"] for r in (f16, klt, selected)], ["f16", "klt-head-4", "klt-head-4"], "kv")

@@ -5,7 +5,6 @@ there are no keys and values of that kind (latent attention, a recurrent state) 
 or nothing is coded, which is said, and it answers."""
 
 import os
-import subprocess
 
 import support as s
 import shape_models
@@ -18,10 +17,8 @@ def train(work, cache, model):
     path = os.path.join(work, "text.txt")
     with open(path, "w", encoding="utf-8") as text:
         text.write(little_text())
-    return subprocess.run([s.NEAP, "train", "--json", "--profile", "joint", "--ratio", "4",
-                           model, path],
-                          env=dict(os.environ, XDG_CACHE_HOME=cache), check=False,
-                          capture_output=True, text=True, timeout=300)
+    return s.neap(dict(os.environ, XDG_CACHE_HOME=cache), "train", "--json", "--profile", "joint",
+                  "--ratio", "4", model, path, status=None)
 
 
 def codes(work, cache, model, codec):

@@ -6,7 +6,6 @@ what follows from what."""
 import json
 import os
 import stat
-import subprocess
 import time
 
 import support as s
@@ -15,11 +14,7 @@ SIZES, DEPTHS = [64 << 10, 256 << 10, 1 << 20, 4 << 20], [1, 2, 4, 8]
 
 
 def profile(env, *args, status=0):
-    done = subprocess.run([s.NEAP, "profile", "--quick", *args], env=env, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=300, check=False)
-    s.check(done.returncode == status,
-            f"neap profile {args}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done
+    return s.neap(env, "profile", "--quick", *args, status=status, limit_s=300)
 
 
 def is_rate(value):

@@ -19,11 +19,7 @@ def train(work, *args, status=0):
     env = {k: v for k, v in os.environ.items() if not k.startswith("NEAP_")}
     env.update(XDG_CACHE_HOME=work, XDG_RUNTIME_DIR=s.runtime_dir(work), NEAP_PROFILE="off",
                NEAP_PRESSURE="off", OMP_WAIT_POLICY="passive")
-    done = subprocess.run([s.NEAP, "train", *args], env=env, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=1200, check=False)
-    s.check(done.returncode == status, f"neap train {args}: exit {done.returncode}, not {status}\n"
-                                       f"{done.stdout}{done.stderr}")
-    return done
+    return s.neap(env, "train", *args, status=status, limit_s=1200)
 
 
 def refusals(work, model, short):

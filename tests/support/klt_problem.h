@@ -28,6 +28,21 @@ typedef struct klt_shape {
     bool metric, no_f; /* no_f: F is not stored */
 } klt_shape;
 
+/* Two layers that are coded alone. */
+static const klt_shape klt_two_layers = {.n_blocks = 2,
+                                         .n_layers = 1,
+                                         .n_heads = 2,
+                                         .heads_a_group = 2,
+                                         .k_dim = 64,
+                                         .v_dim = 64,
+                                         .mode = NEAP_KLT_ROPE_NEOX,
+                                         .rope_dims = 64,
+                                         .magnitude = 1,
+                                         .bits = 2,
+                                         .decay = 1e-3,
+                                         .permille = 8,
+                                         .metric = true};
+
 typedef struct klt_problem {
     klt_shape shape;
     neap_klt_spec spec;

@@ -14,42 +14,27 @@ enum { LAYERS = 4, CACHES = LAYERS + 1 }; /* of the joint profile */
 
 typedef struct profile {
     const char *name, *note;
-    klt_shape shape;
+    const klt_shape *shape;
 } profile;
 
-static const profile layer = {.name = "layer",
-                              .note = "klt-layer-8; q8 for 1",
-                              .shape = {.n_blocks = 2,
-                                        .n_layers = 1,
-                                        .n_heads = 2,
-                                        .heads_a_group = 2,
-                                        .k_dim = 64,
-                                        .v_dim = 64,
-                                        .mode = NEAP_KLT_ROPE_NEOX,
-                                        .rope_dims = 64,
-                                        .magnitude = 1,
-                                        .bits = 2,
-                                        .decay = 1e-3,
-                                        .permille = 8,
-                                        .metric = true}};
-static const profile joint = {.name = "joint",
-                              .note = "klt-joint-8; q8 for 1",
-                              .shape = {.n_blocks = 1,
-                                        .n_layers = LAYERS,
-                                        .n_heads = 1,
-                                        .heads_a_group = 1,
-                                        .k_dim = 32,
-                                        .v_dim = 32,
-                                        .mode = NEAP_KLT_ROPE_NEOX,
-                                        .rope_dims = 32,
-                                        .magnitude = 1,
-                                        .bits = 2,
-                                        .decay = 1e-3,
-                                        .permille = 8,
-                                        .metric = true}};
+static const klt_shape four_layers = {.n_blocks = 1,
+                                      .n_layers = LAYERS,
+                                      .n_heads = 1,
+                                      .heads_a_group = 1,
+                                      .k_dim = 32,
+                                      .v_dim = 32,
+                                      .mode = NEAP_KLT_ROPE_NEOX,
+                                      .rope_dims = 32,
+                                      .magnitude = 1,
+                                      .bits = 2,
+                                      .decay = 1e-3,
+                                      .permille = 8,
+                                      .metric = true};
+static const profile layer = {"layer", "klt-layer-8; q8 for 1", &klt_two_layers};
+static const profile joint = {"joint", "klt-joint-8; q8 for 1", &four_layers};
 
 static void make(world *w, const profile *p) {
-    make_world(w, &p->shape, p->name);
+    make_world(w, p->shape, p->name);
 }
 
 static uint32_t n_known(const world *w) {
@@ -84,6 +69,16 @@ static bool same_cells(const world *w, const char *bytes, int i, uint32_t first,
 }
 
 /* ---- every profile ---- */
+
+/* Makes a world whose caches were evicted and restored once; what they hold then. */
+static char *begin_rounded(world *w, const profile *p) {
+    make(w, p);
+    start(w, (neap_options){0});
+    fill(w);
+    evict(w);
+    restore(w);
+    return snapshot(w);
+}
 
 static void test_cycles(const profile *p) {
     world w;
@@ -129,12 +124,7 @@ static void test_cycles(const profile *p) {
 /* A growing tail is q8's, and none of its cells changes, until it is full. */
 static void test_growing_tail(const profile *p) {
     world w;
-    make(&w, p);
-    start(&w, (neap_options){0});
-    fill(&w);
-    evict(&w);
-    restore(&w);
-    char *rounded = snapshot(&w);
+    char *rounded = begin_rounded(&w, p);
     const uint64_t before = stat_of(&w).bytes_written_storage;
     neap_use_begin(w.engine, NEAP_USE_COMPUTE);
     put_block(&w, 0, -1, USED, 40);
@@ -142,14 +132,14 @@ static void test_growing_tail(const profile *p) {
     evict(&w);
     CHECK(stat_of(&w).klt_chunks == n_known(&w) * FULL);
     const uint64_t more = stat_of(&w).bytes_written_storage - before;
-    CHECK(more > 0 && more < p->shape.n_layers * (USED - TAIL + 40) * 2 * w.row);
+    CHECK(more > 0 && more < p->shape->n_layers * (USED - TAIL + 40) * 2 * w.row);
     restore(&w);
     CHECK(same(&w, rounded));
     neap_use_begin(w.engine, NEAP_USE_COMPUTE);
     put_block(&w, 0, -1, USED + 40, 768 - USED - 40);
     neap_use_end(w.engine, NEAP_USE_COMPUTE);
     evict(&w);
-    CHECK(stat_of(&w).klt_chunks == n_known(&w) * FULL + p->shape.n_layers);
+    CHECK(stat_of(&w).klt_chunks == n_known(&w) * FULL + p->shape->n_layers);
     restore(&w);
     CHECK(same_cells(&w, rounded, 0, 0, TAIL) && !same(&w, rounded));
     stop(&w);
@@ -220,12 +210,7 @@ static void test_no_storage(const profile *p) {
 /* Written behind a chunk is what an eviction would have made of it. */
 static void test_write_behind(const profile *p) {
     world w;
-    make(&w, p);
-    start(&w, (neap_options){0});
-    fill(&w);
-    evict(&w);
-    restore(&w);
-    char *rounded = snapshot(&w);
+    char *rounded = begin_rounded(&w, p);
     stop(&w);
 
     start(&w, (neap_options){.write_behind_bytes = (uint64_t)1 << 40,
@@ -303,7 +288,7 @@ static void test_two_models(const profile *p) {
     CHECK(neap_model_digest(gguf, &digest) == 0);
     CHECK(neap_klt_folder(digest, folder, sizeof folder) == 0);
     CHECK(neap_klt_path(folder, p->name, 8, file, sizeof file) == 0);
-    klt_problem_make(&other, &p->shape, 8);
+    klt_problem_make(&other, p->shape, 8);
     other.spec.digest = digest;
     other.spec.profile = w.p.spec.profile;
     CHECK(neap_klt_model_write(file, &other.spec) == 0);
@@ -500,12 +485,7 @@ static void test_goes_together(void) {
 
 static void test_apart(void) {
     world w;
-    make(&w, &joint);
-    start(&w, (neap_options){0});
-    fill(&w);
-    evict(&w);
-    restore(&w);
-    char *rounded = snapshot(&w);
+    char *rounded = begin_rounded(&w, &joint);
     evict(&w);
     CHECK(wait_for(&w, 2, 0) == 0);
     CHECK(is_resident(&w, 2, 0) && n_resident(&w, 0) == 1);
@@ -534,12 +514,7 @@ static void test_apart(void) {
 
 static void test_one_written(void) {
     world w;
-    make(&w, &joint);
-    start(&w, (neap_options){0});
-    fill(&w);
-    evict(&w);
-    restore(&w);
-    char *rounded = snapshot(&w);
+    char *rounded = begin_rounded(&w, &joint);
     evict(&w);
     const neap_stat before = stat_of(&w);
     neap_use_begin(w.engine, NEAP_USE_COMPUTE);
@@ -663,12 +638,7 @@ static void test_keep(void) {
 /* Those of a damaged record that are in memory stay, and are not clean. */
 static void test_damaged_joint_record(void) {
     world w;
-    make(&w, &joint);
-    start(&w, (neap_options){0});
-    fill(&w);
-    evict(&w);
-    restore(&w);
-    char *rounded = snapshot(&w);
+    char *rounded = begin_rounded(&w, &joint);
     evict(&w);
     CHECK(wait_for(&w, 0, 0) == 0);
     spoil_swap(&w);
@@ -756,12 +726,7 @@ static void *look(void *arg) {
 static void test_at_once(void) {
     world w;
     reader readers[READERS];
-    make(&w, &joint);
-    start(&w, (neap_options){0});
-    fill(&w);
-    evict(&w);
-    restore(&w);
-    char *rounded = snapshot(&w);
+    char *rounded = begin_rounded(&w, &joint);
     for (int i = 0; i < READERS; i++) {
         readers[i] = (reader){.w = &w, .rounded = rounded, .state = (uint64_t)i};
         CHECK(pthread_create(&readers[i].thread, NULL, look, &readers[i]) == 0);

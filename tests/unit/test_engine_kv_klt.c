@@ -14,20 +14,6 @@
 
 enum { CELLS = 2000, CHUNKS = 8, CACHES = 2, BATCH = 128 };
 
-/* Two layers that are coded alone, or one block of both. */
-static const klt_shape shape = {.n_blocks = 2,
-                                .n_layers = 1,
-                                .n_heads = 2,
-                                .heads_a_group = 2,
-                                .k_dim = 64,
-                                .v_dim = 64,
-                                .mode = NEAP_KLT_ROPE_NEOX,
-                                .rope_dims = 64,
-                                .magnitude = 1,
-                                .bits = 2,
-                                .decay = 1e-3,
-                                .permille = 8,
-                                .metric = true};
 enum { ROW = 2 * 2 * 64, CHUNK = 256 * ROW };
 
 typedef struct world {
@@ -59,7 +45,7 @@ static void make_world(world *w) {
     CHECK(neap_model_digest(w->gguf, &digest) == 0);
     CHECK(neap_klt_folder(digest, w->folder, sizeof w->folder) == 0);
     CHECK(neap_klt_path(w->folder, joint ? "joint" : "layer", 8, w->file, sizeof w->file) == 0);
-    klt_shape of = shape;
+    klt_shape of = klt_two_layers;
     if (joint) of.n_blocks = 1, of.n_layers = CACHES;
     klt_problem_make(&w->p, &of, 7);
     w->p.spec.digest = digest;
