@@ -334,6 +334,17 @@ static int plot(const bench *b, const char *model, const grid *grids) {
 
 /* ---- the whole ---- */
 
+/* llama-server has no more cells a slot than the model was trained for. */
+static void cut_contexts(bench *b, uint32_t n_trained) {
+    const long most = (long)n_trained - (long)MORE_CELLS;
+    for (size_t i = 0; most > 0 && i < b->n_contexts; i++) {
+        if (b->contexts[i] <= most) continue;
+        neap_cli_warn("the model has room for %u tokens: context of %ld instead of %ld", n_trained,
+                      most, b->contexts[i]);
+        b->contexts[i] = most;
+    }
+}
+
 static int find_files(bench *b, const char *model) {
     struct stat info;
     neap_geometry geometry = {0};
@@ -346,6 +357,7 @@ static int find_files(bench *b, const char *model) {
         return neap_cli_error(NEAP_EXIT_FAILED, NULL, "model %s: %s", b->path, neap_strerror(err));
     b->weight_bytes = (uint64_t)info.st_size;
     b->kv_token_bytes = geometry.kv_chunk_bytes / NEAP_CHUNK_CELLS * geometry.n_layers;
+    cut_contexts(b, geometry.n_context);
     err = neap_cache_dir(cache, sizeof cache);
     if (!err) snprintf(b->folder, sizeof b->folder, "%s/bench/", cache);
     if (!err) err = neap_make_dirs(b->folder, 0700);

@@ -19,6 +19,7 @@ static const uint8_t type_bytes[N_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 
 
 typedef struct metadata {
     uint64_t block_count, embedding_length, head_count, head_count_kv, key_length, value_length;
+    uint64_t context_length;
     uint64_t n_array; /* entries of the array read last */
 } metadata;
 
@@ -65,6 +66,7 @@ static void keep(metadata *g, const char *key, uint64_t value) {
         {".block_count", &g->block_count},         {".embedding_length", &g->embedding_length},
         {".attention.head_count", &g->head_count}, {".attention.head_count_kv", &g->head_count_kv},
         {".attention.key_length", &g->key_length}, {".attention.value_length", &g->value_length},
+        {".context_length", &g->context_length},
     };
     const char *dot = strchr(key, '.');
     for (size_t i = 0; dot && i < sizeof known / sizeof *known; i++)
@@ -120,6 +122,7 @@ int neap_geometry_read(const char *path, neap_geometry *ret_geometry) {
     fclose(file);
     if (err) return err;
     geometry.n_layers = g.block_count <= UINT16_MAX ? (uint32_t)g.block_count : 0;
+    geometry.n_context = g.context_length <= UINT32_MAX ? (uint32_t)g.context_length : 0;
     geometry.kv_chunk_bytes = chunk_bytes(&g);
     *ret_geometry = geometry;
     return 0;

@@ -8,6 +8,7 @@
 typedef struct neap_geometry {
     uint64_t digest;         /* of its size and first MiB, where metadata lies */
     uint32_t n_layers;       /* 0: not said */
+    uint32_t n_context;      /* tokens that it was trained for; 0: not said */
     uint64_t kv_chunk_bytes; /* one layer's chunk of 256 cells in f16; 0: not said */
 } neap_geometry;
 

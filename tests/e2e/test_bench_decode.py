@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """neap bench decode, whole but tiny: rows of every method for one sequence and two, bytes of the
-caches, plot; a context is read once and used again, but anew for the time to the first token. No
-figure decides."""
+caches, plot; a context is read once and used again, but anew for the time to the first token; one
+that the model has no room for is cut. No figure decides."""
 
 import json
 import os
 import xml.etree.ElementTree
 
+import shape_models
 import support as s
 
 CONTEXT = 320
@@ -74,6 +75,13 @@ def body(work):
         s.check(F16_BYTES * 2 <= row["kv_bytes"] < F16_BYTES * 2.4, row)
     with open(plot, encoding="utf-8") as file:
         s.check("milliseconds" in file.read(), "the unit is not in the plot")
+
+    model = os.path.join(work, "dense.gguf")  # trained for 4096 tokens, of which 256 are generated
+    shape_models.write(model, s.SMOLLM2, "dense")
+    done = bench(env, "--model", model, "--context", "9000", "--method", "f16-neap", "--reps", "1",
+                 "--json")
+    s.check_equal(json.loads(done.stdout)["rows"][0]["context"], 3840, "context with room")
+    s.check("context of 3840 instead of 9000" in done.stderr, done.stderr)
 
     for args in (["--context", "8"], ["--batch", "1,"], ["--method", "f32"], ["--method", ""]):
         done = bench(env, *args, status=2)
