@@ -24,13 +24,13 @@
 #include "attn_int.h"
 #include "err.h"
 #include "half.h"
+#include "landmark.h"
 #include "neap.h"
 #include "thread.h"
 
 #define NONE UINT32_MAX
 #define ALIGN 64u
-#define LANES 32u    /* landmarks of a panel */
-#define SCORED 4u    /* query rows that are scored at once */
+#define LANES (uint32_t) NEAP_LANDMARK_LANES
 #define FILLS 4u     /* spans that a thread takes at once: neighbours, which a decoder may share */
 #define UNLIKE -2.0f /* below any cosine */
 
@@ -44,7 +44,7 @@ struct neap_select {
     uint32_t max_slots, max_outliers, max_window; /* spans */
     uint32_t n_spans, n_window, n_outliers;
     uint32_t n_panels;
-    char **panels; /* [max_panels] each [n_kv_heads] scales f32[LANES], codes i8[k_elems][LANES] */
+    char **panels; /* [max_panels] each [n_kv_heads] of landmark.h */
     uint32_t *slots;   /* [n_kv_heads][max_slots] */
     outlier *outliers; /* [n_kv_heads][max_outliers] */
     uint16_t *k, *v;
@@ -91,7 +91,7 @@ static uint32_t panels_for(const neap_select_config *config, uint32_t n_cells) {
 }
 
 static size_t panel_head_bytes(const neap_select_config *config) {
-    return LANES * (sizeof(float) + config->k_elems);
+    return neap_landmark_panel_bytes(config->k_elems);
 }
 
 static size_t panel_bytes(const neap_select_config *config) {
@@ -297,19 +297,11 @@ static span_rows window_rows(const neap_select *s, uint32_t span) {
                        2 * heads * s->config.k_elems, 2 * heads * s->config.v_elems};
 }
 
-static void put_landmark(neap_select *s, uint32_t span, const span_rows *rows, uint32_t head) {
-    char *panel = s->panels[span / LANES] + head * panel_head_bytes(&s->config);
-    float *scales = (float *)(void *)panel, mean[1024], largest = 0.0f;
-    int8_t *codes = (int8_t *)(panel + LANES * sizeof(float)) + span % LANES;
+static void put_landmark(const neap_select *s, uint32_t span, const span_rows *rows, uint32_t head) {
+    float mean[1024];
     mean_of(s, rows, head, mean);
-    for (uint32_t i = 0; i < s->config.k_elems; i++) {
-        largest = fabsf(mean[i]) > largest ? fabsf(mean[i]) : largest;
-    }
-    const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-    scales[span % LANES] = largest / 127.0f;
-    for (uint32_t i = 0; i < s->config.k_elems; i++) {
-        codes[(size_t)i * LANES] = (int8_t)lrintf(mean[i] * inverse);
-    }
+    neap_landmark_put(s->panels[span / LANES] + head * panel_head_bytes(&s->config), span % LANES,
+                      mean, s->config.k_elems);
 }
 
 static void enter(neap_select *s, const span_rows *rows) {
@@ -413,77 +405,6 @@ void neap_select_truncate(neap_select *s, uint32_t n_cells) {
 
 /* ---- scores ---- */
 
-/* best[lane] = max over SCORED rows of row . wide[.][lane], in vectors of so many lanes; sums are
- * in the order of the elements. With AVX2 scores cost a few per cent of a token in a long context:
- * wider vectors are not worth it. */
-#define SCORE_ROWS(VECTOR, WIDTH)                                                            \
-    for (uint32_t at = 0; at < LANES; at += 2 * (WIDTH)) {                                   \
-        VECTOR sum[SCORED][2] = {0};                                                         \
-        for (uint32_t i = 0; i < n_elems; i++) {                                             \
-            const VECTOR *x = (const VECTOR *)(const void *)(wide + (size_t)i * LANES + at); \
-            for (uint32_t r = 0; r < SCORED; r++) {                                          \
-                sum[r][0] += rows[r][i] * x[0];                                              \
-                sum[r][1] += rows[r][i] * x[1];                                              \
-            }                                                                                \
-        }                                                                                    \
-        float sums[SCORED][2 * (WIDTH)];                                                     \
-        memcpy(sums, sum, sizeof sums);                                                      \
-        for (uint32_t r = 0; r < SCORED; r++) {                                              \
-            for (uint32_t lane = 0; lane < 2 * (WIDTH); lane++) {                            \
-                const float y = sums[r][lane];                                               \
-                best[at + lane] = y > best[at + lane] ? y : best[at + lane];                 \
-            }                                                                                \
-        }                                                                                    \
-    }
-
-typedef struct score_kernel {
-    void (*widen)(const int8_t *codes, uint32_t n, float *wide);
-    void (*score)(const float *wide, uint32_t n_elems, const float *const rows[SCORED],
-                  float best[LANES]);
-} score_kernel;
-
-static inline __attribute__((always_inline)) void widen(const int8_t *codes, uint32_t n,
-                                                        float *restrict wide) {
-    for (uint32_t i = 0; i < n; i++) {
-        wide[i] = (float)codes[i];
-    }
-}
-
-#if defined(__x86_64__)
-typedef float f32x8 __attribute__((vector_size(32), may_alias));
-
-__attribute__((target("avx2,fma"))) static void widen_avx2(const int8_t *codes, uint32_t n,
-                                                           float *wide) {
-    widen(codes, n, wide);
-}
-
-__attribute__((target("avx2,fma"))) static void score_avx2(const float *wide, uint32_t n_elems,
-                                                           const float *const rows[SCORED],
-                                                           float best[LANES]) {
-    SCORE_ROWS(f32x8, 8)
-}
-#endif
-
-typedef float f32x4 __attribute__((vector_size(16), may_alias));
-
-static void widen_generic(const int8_t *codes, uint32_t n, float *wide) {
-    widen(codes, n, wide);
-}
-
-static void score_generic(const float *wide, uint32_t n_elems, const float *const rows[SCORED],
-                          float best[LANES]) {
-    SCORE_ROWS(f32x4, 4)
-}
-
-static score_kernel best_score(void) {
-#if defined(__x86_64__)
-    if (neap_attn_avx2.supported()) {
-        return (score_kernel){widen_avx2, score_avx2};
-    }
-#endif
-    return (score_kernel){widen_generic, score_generic};
-}
-
 static const float *query_row(const neap_select_step *step, uint32_t head, uint32_t row) {
     const uint32_t group = step->select->config.n_heads / step->select->config.n_kv_heads;
     return (const float *)(const void *)(step->q.base + row / group * step->q.token_bytes +
@@ -497,30 +418,29 @@ static uint32_t ordered(float x) {
 }
 
 /* keys[span] of the first n spans, to whole panels. */
-static void score_spans(const neap_select_step *step, uint32_t head, uint32_t n, float *wide,
+static void score_spans(const neap_select_step *step, uint32_t head, uint32_t n, float *best,
                         uint32_t *keys) {
     const neap_select *s = step->select;
     const uint32_t n_rows = step->n_tokens * (s->config.n_heads / s->config.n_kv_heads);
-    const score_kernel kernel = best_score();
-    for (uint32_t first = 0; first < n; first += LANES) {
-        const char *panel = s->panels[first / LANES] + head * panel_head_bytes(&s->config);
-        const float *scales = (const float *)(const void *)panel;
-        float best[LANES];
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            best[lane] = -INFINITY;
+    const size_t at = head * panel_head_bytes(&s->config);
+    for (uint32_t i = 0; i < ceil_div(n, LANES) * LANES; i++) {
+        best[i] = -INFINITY;
+    }
+    for (uint32_t row = 0; row < n_rows; row += NEAP_LANDMARK_ROWS) {
+        const uint32_t left = n_rows - row;
+        const float *rows[NEAP_LANDMARK_ROWS];
+        neap_landmark_query query;
+        for (uint32_t r = 0; r < NEAP_LANDMARK_ROWS; r++) {
+            rows[r] = query_row(step, head, r < left ? row + r : n_rows - 1);
         }
-        kernel.widen((const int8_t *)panel + LANES * sizeof(float), s->config.k_elems * LANES,
-                     wide);
-        for (uint32_t row = 0; row < n_rows; row += SCORED) {
-            const float *rows[SCORED];
-            for (uint32_t r = 0; r < SCORED; r++) {
-                rows[r] = query_row(step, head, row + r < n_rows ? row + r : n_rows - 1);
-            }
-            kernel.score(wide, s->config.k_elems, rows, best);
+        neap_landmark_query_of(rows, left < NEAP_LANDMARK_ROWS ? left : NEAP_LANDMARK_ROWS,
+                               s->config.k_elems, &query);
+        for (uint32_t first = 0; first < n; first += LANES) {
+            neap_landmark_score(s->panels[first / LANES] + at, &query, best + first);
         }
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            keys[first + lane] = ordered(best[lane] * scales[lane]);
-        }
+    }
+    for (uint32_t i = 0; i < ceil_div(n, LANES) * LANES; i++) {
+        keys[i] = ordered(best[i]);
     }
 }
 
@@ -545,25 +465,25 @@ static uint32_t threshold_of(const uint32_t *keys, uint32_t n, uint32_t count,
     return found;
 }
 
-/* Scratch of a head: how many are missing, the missing ones, landmarks of a panel; keys and chosen
- * of all spans. */
+/* Scratch of a head: how many are missing, the missing ones; scores, keys and chosen of
+ * all spans. */
 typedef struct head_scratch {
     uint32_t *n_missing;
     missing *missing;
-    float *wide;
+    float *best;
     uint32_t *keys;
     uint8_t *chosen;
 } head_scratch;
 
 typedef struct head_layout {
-    size_t missing, wide, keys, chosen, bytes;
+    size_t missing, best, keys, chosen, bytes;
 } head_layout;
 
 static head_layout layout_of(const neap_select *s) {
     const size_t most = (size_t)panels_for(&s->config, s->config.max_cells) * LANES;
     head_layout at = {.missing = aligned(sizeof(uint32_t))};
-    at.wide = at.missing + aligned(s->max_slots * sizeof(missing));
-    at.keys = at.wide + LANES * sizeof(float) * s->config.k_elems;
+    at.best = at.missing + aligned(s->max_slots * sizeof(missing));
+    at.keys = at.best + aligned(most * sizeof(float));
     at.chosen = at.keys + aligned(most * sizeof(uint32_t));
     at.bytes = at.chosen + aligned(most);
     return at;
@@ -575,7 +495,7 @@ static head_scratch scratch_of(const neap_select_step *step, uint32_t head) {
     return (head_scratch){
         .n_missing = (uint32_t *)(void *)base,
         .missing = (missing *)(void *)(base + at.missing),
-        .wide = (float *)(void *)(base + at.wide),
+        .best = (float *)(void *)(base + at.best),
         .keys = (uint32_t *)(void *)(base + at.keys),
         .chosen = (uint8_t *)base + at.chosen,
     };
@@ -620,7 +540,7 @@ static void choose(const neap_select_step *step, uint32_t head) {
     if (count == 0) {
         return;
     }
-    score_spans(step, head, n, scratch.wide, scratch.keys);
+    score_spans(step, head, n, scratch.best, scratch.keys);
     for (uint32_t i = 0; i < s->n_outliers; i++) {
         scratch.keys[s->outliers[(size_t)head * s->max_outliers + i].span] = 0;
     }

@@ -735,13 +735,18 @@ static void decode_group(decoding *d, uint32_t g) {
         const uint32_t pitch = pitch_of(head.dim);
         if (head.head - d->part->first_head >= d->part->n_heads) continue;
         if (!plane_of(d->chunk, &head)->data) continue;
-        if (!unpacked) d->kernel->unpack(d->model, basis, d->codes, blocks, d->s.y, d->s.y8);
+        if (!unpacked && n_rows == 8 && first % 8 == 0)
+            d->kernel->unpack_8(d->model, basis, d->codes, blocks.n, first, d->s.y, d->s.y8);
+        else if (!unpacked)
+            d->kernel->unpack(d->model, basis, d->codes, blocks, d->s.y, d->s.y8);
         unpacked = true;
         for (uint32_t t = 0; t * NEAP_KLT_TILE < head.dim; t++) {
-            float mu[NEAP_KLT_TILE] = {0};
-            for (uint32_t i = 0; i < NEAP_KLT_TILE && t * NEAP_KLT_TILE + i < head.dim; i++)
-                mu[i] = neap_f32_of_f16(
-                    u16_at(d->mu + 2 * (size_t)(head.column + t * NEAP_KLT_TILE + i)));
+            const uint32_t at = t * NEAP_KLT_TILE, left = head.dim - at;
+            uint16_t half[NEAP_KLT_TILE] = {0};
+            float mu[NEAP_KLT_TILE];
+            memcpy(half, d->mu + 2 * (size_t)(head.column + at),
+                   sizeof *half * (left < NEAP_KLT_TILE ? left : NEAP_KLT_TILE));
+            d->kernel->widen(half, NEAP_KLT_TILE, 1, NEAP_KLT_TILE, mu);
             d->kernel->product(basis, head.tile + t, mu, y, y8, n_rows, d->s.x + t * NEAP_KLT_TILE,
                                pitch);
         }

@@ -107,6 +107,7 @@ static inline void transpose_square(const float *x, size_t pitch, float *out) {
     }
 }
 
+#include "klt_eight_x86.h"
 #include "klt_int.h"
 
 static inline void codes_to_f32(const uint8_t *src, uint32_t bits, const float *table, float sd,

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "klt_eight_x86.h"
 #include "transpose_avx512.h"
 
 #define VL 16

@@ -106,6 +106,10 @@ typedef struct neap_klt_kernel {
      * y[n_exact][NEAP_KLT_PITCH], and y8 + 128 [n_quads][NEAP_KLT_PITCH][4]. */
     void (*unpack)(const neap_klt_model *model, const neap_klt_basis *basis, const uint8_t *codes,
                    neap_klt_row_blocks blocks, float *y, uint8_t *y8);
+    /* The same of 8 rows, first on, a multiple of 8: what attention reads of a chunk that it does
+     * not read whole. */
+    void (*unpack_8)(const neap_klt_model *model, const neap_klt_basis *basis, const uint8_t *codes,
+                     uint32_t n_blocks, uint32_t first, float *y, uint8_t *y8);
     /* x of a tile: out[n_rows][pitch]; mu is the tile's. */
     void (*product)(const neap_klt_basis *basis, uint32_t tile, const float *mu, const float *y,
                     const uint8_t *y8, uint32_t n_rows, float *out, size_t pitch);
@@ -271,6 +275,34 @@ NEAP_KLT_INLINE void neap_klt_unpack(const uint8_t *src, uint32_t bits,
         eight |= (bit & UINT64_C(0x0101010101010101)) << done;
         memcpy(codes + 8 * i, &eight, sizeof eight);
     }
+}
+
+/* 8 of those codes, row on, a multiple of 8: a byte each, the first one lowest. */
+NEAP_KLT_INLINE uint64_t neap_klt_unpack_8(const uint8_t *src, uint32_t bits, uint32_t row) {
+    uint64_t codes = 0, part;
+    uint32_t done = 0;
+    if (bits == 8) {
+        memcpy(&codes, src + row, sizeof codes);
+        return codes;
+    }
+    if (bits & 4) {
+        memcpy(&part, src + row % 32, sizeof part);
+        codes = part >> row / 32 * 4 & UINT64_C(0x0f0f0f0f0f0f0f0f);
+        src += 32;
+        done = 4;
+    }
+    if (bits & 2) {
+        memcpy(&part, src + row % 16, sizeof part);
+        codes |= (part >> row / 16 * 2 & UINT64_C(0x0303030303030303)) << done;
+        src += 16;
+        done += 2;
+    }
+    if (bits & 1) {
+        part = src[row / 8] * UINT64_C(0x0101010101010101) & UINT64_C(0x8040201008040201);
+        part = (part + UINT64_C(0x7f7f7f7f7f7f7f7f)) >> 7;
+        codes |= (part & UINT64_C(0x0101010101010101)) << done;
+    }
+    return codes;
 }
 
 #if defined(__x86_64__)

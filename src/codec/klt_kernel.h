@@ -25,6 +25,8 @@
  *   transpose_square(x, pitch, out)   VL rows of VL floats, to out[VL][64]
  *   codes_to_f32(src, bits, table, sd, y)   64 codes to sd * table[code]; bits >= 5
  *   codes_to_y8(src[4], bits[4], table[4], y8)  64 codes of four components to y8[64][4]
+ *   eight_to_f32(codes, table, sd, y)       likewise the 8 of neap_klt_unpack_8()
+ *   eight_to_y8(codes[4], table[4], y8)     likewise, to y8[8][4]
  *   KLT_KERNEL, KLT_NAME, KLT_SUPPORTED */
 #include <string.h>
 
@@ -83,6 +85,29 @@ static void unpack(const neap_klt_model *model, const neap_klt_basis *basis, con
             for (uint32_t i = 0; i < 4; i++)
                 src[i] += bits[i] * TILE / 8;
         }
+    }
+}
+
+static void unpack_8(const neap_klt_model *model, const neap_klt_basis *basis, const uint8_t *codes,
+                     uint32_t n_blocks, uint32_t first, float *y, uint8_t *y8) {
+    const uint32_t block = first / TILE, row = first % TILE;
+    for (uint32_t c = 0; c < basis->n_exact; c++) {
+        const uint32_t bits = basis->bits[c];
+        eight_to_f32(neap_klt_unpack_8(codes + (size_t)block * bits * TILE / 8, bits, row),
+                     model->tables[bits], basis->sd[c], y + (size_t)c * PITCH + first);
+        codes += (size_t)n_blocks * bits * TILE / 8;
+    }
+    for (uint32_t q = 0; q < basis->n_quads; q++) {
+        uint64_t eight[4];
+        const int8_t *table[4];
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t c = basis->n_exact + 4 * q + i;
+            const uint32_t bits = c < basis->n_components ? basis->bits[c] : 0;
+            table[i] = model->table8[bits];
+            eight[i] = neap_klt_unpack_8(codes + (size_t)block * bits * TILE / 8, bits, row);
+            codes += (size_t)n_blocks * bits * TILE / 8;
+        }
+        eight_to_y8(eight, table, y8 + ((size_t)q * PITCH + first) * 4);
     }
 }
 
@@ -159,11 +184,13 @@ INLINE void product_exact(const float *g, uint32_t n, const float *y, const uint
 
 static void product(const neap_klt_basis *basis, uint32_t tile, const float *mu, const float *y,
                     const uint8_t *y8, uint32_t n_rows, float *out, size_t pitch) {
-    const uint32_t strips = n_rows / STRIP * STRIP;
+    const uint32_t strips = n_rows / STRIP * STRIP, pairs = n_rows / 2 * 2;
     for (uint32_t at = 0; at < TILE; at += TV * VL) {
         for (uint32_t r = 0; r < strips; r += STRIP)
             product_strip(basis, tile, at, mu, y8 + 4 * (size_t)r, out + r * pitch, pitch);
-        for (uint32_t r = strips; r < n_rows; r++)
+        for (uint32_t r = strips; r < pairs; r += 2)
+            product_low(basis, tile, at, mu, y8 + 4 * (size_t)r, 2, out + r * pitch, pitch);
+        for (uint32_t r = pairs; r < n_rows; r++)
             product_low(basis, tile, at, mu, y8 + 4 * (size_t)r, 1, out + r * pitch, pitch);
     }
     for (uint32_t first = 0; first < basis->n_exact; first += EXACT_STEP) {
@@ -174,7 +201,9 @@ static void product(const neap_klt_basis *basis, uint32_t tile, const float *mu,
         for (uint32_t at = 0; at < TILE; at += TV * VL) {
             for (uint32_t r = 0; r < strips; r += STRIP)
                 product_exact(g + at, n, from + r, STRIP, out + r * pitch + at, pitch);
-            for (uint32_t r = strips; r < n_rows; r++)
+            for (uint32_t r = strips; r < pairs; r += 2)
+                product_exact(g + at, n, from + r, 2, out + r * pitch + at, pitch);
+            for (uint32_t r = pairs; r < n_rows; r++)
                 product_exact(g + at, n, from + r, 1, out + r * pitch + at, pitch);
         }
     }
@@ -484,6 +513,7 @@ const neap_klt_kernel KLT_KERNEL = {
     .is_finite = is_finite,
     .angles = angles,
     .unpack = unpack,
+    .unpack_8 = unpack_8,
     .product = product,
     .product_mean = product_mean,
     .store = store,

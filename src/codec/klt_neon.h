@@ -84,6 +84,21 @@ static inline void transpose_square(const float *x, size_t pitch, float *out) {
     vst1q_f32(out + 192, vzip2q_f32(c, d));
 }
 
+NEAP_KLT_INLINE void eight_to_f32(uint64_t codes, const float *table, float sd, float *y) {
+    for (int i = 0; i < 8; i++)
+        y[i] = sd * table[codes >> 8 * i & 255];
+}
+
+NEAP_KLT_INLINE void eight_to_y8(const uint64_t codes[4], const int8_t *const table[4],
+                                 uint8_t *y8) {
+    uint8x8x4_t v;
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        v.val[i] = veor_u8(vreinterpret_u8_s8(vqtbl1_s8(vld1q_s8(table[i]), vcreate_u8(codes[i]))),
+                           vdup_n_u8(128));
+    vst4_u8(y8, v);
+}
+
 /* neap_klt_unpack(), in four vectors. */
 NEAP_KLT_INLINE uint8x16x4_t codes_64(const uint8_t *src, uint32_t bits) {
     uint8x16x4_t codes = {{vdupq_n_u8(0), vdupq_n_u8(0), vdupq_n_u8(0), vdupq_n_u8(0)}};

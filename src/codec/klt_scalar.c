@@ -39,6 +39,13 @@ static void unpack(const neap_klt_model *model, const neap_klt_basis *basis, con
     }
 }
 
+static void unpack_8(const neap_klt_model *model, const neap_klt_basis *basis, const uint8_t *codes,
+                     uint32_t n_blocks, uint32_t first, float *y, uint8_t *y8) {
+    const uint32_t block = first / NEAP_KLT_TILE;
+    const neap_klt_row_blocks blocks = {.n = n_blocks, .first = block, .end = block + 1};
+    unpack(model, basis, codes, blocks, y, y8);
+}
+
 static void product(const neap_klt_basis *basis, uint32_t tile, const float *mu, const float *y,
                     const uint8_t *y8, uint32_t n_rows, float *out, size_t pitch) {
     const size_t at = (size_t)tile * NEAP_KLT_TILE;
@@ -212,6 +219,7 @@ static const neap_klt_kernel scalar_kernel = {
     .is_finite = is_finite,
     .angles = angles,
     .unpack = unpack,
+    .unpack_8 = unpack_8,
     .product = product,
     .product_mean = product_mean,
     .store = store,

@@ -203,10 +203,12 @@ static bool part_holds(const klt_problem *p, const neap_klt_chunk *whole, const 
 static void check_parts(const klt_problem *p, const neap_klt_model *model, const uint8_t *coded,
                         size_t len, const neap_klt_chunk *whole, const neap_klt_chunk *other,
                         void *scratch) {
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 8; i++) {
         neap_klt_part part = {.first_row = klt_next(whole->n_rows),
                               .first_head = klt_next(p->shape.n_heads)};
+        if (i % 2) part.first_row -= part.first_row % 8; /* 8 rows have a way of their own */
         part.n_rows = 1 + klt_next(whole->n_rows - part.first_row);
+        if (i % 2 && part.first_row + 8 <= whole->n_rows) part.n_rows = 8;
         part.n_heads = 1 + klt_next(p->shape.n_heads - part.first_head);
         const neap_klt_kernel *kernel;
         for (size_t k = 0; (kernel = neap_klt_kernel_at(k)) != NULL; k++) {

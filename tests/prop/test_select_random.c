@@ -135,13 +135,18 @@ static double score_of(const context *c, const float *q, uint32_t n_tokens, uint
         const float *at =
             q + ((size_t)(row / group) * c->config.n_heads + head * group + row % group) *
                     c->config.k_elems;
-        double score = 0.0, size = 0.0;
+        double score = 0.0, size = 0.0, size_mean = 0.0, largest_q = 0.0;
         for (uint32_t i = 0; i < c->config.k_elems; i++) {
             score += (double)at[i] * mean[i];
             size += fabs((double)at[i]);
+            size_mean += fabs(mean[i]);
+            largest_q = fmax(largest_q, fabs((double)at[i]));
         }
         best = fmax(best, score);
-        *ret_slack = fmax(*ret_slack, size * largest / 254.0 + 1e-4);
+        /* Both are rounded, by at most half a step; the last term: both at once. */
+        const double step = largest / 254.0, step_q = largest_q / 254.0;
+        const double more = size * step + size_mean * step_q + c->config.k_elems * step * step_q;
+        *ret_slack = fmax(*ret_slack, more + 1e-4);
     }
     return best;
 }
