@@ -55,7 +55,8 @@ typedef struct grid {
     neap_server *servers[N_METHODS];
     double tps[N_METHODS][NEAP_BENCH_REPS_MAX]; /* with --prefill ms */
     uint64_t kv_bytes[N_METHODS];
-    char kv[N_METHODS][32]; /* what the cache is */
+    double agreement[N_METHODS]; /* with the tokens of exact keys and values; negative: unknown */
+    char kv[N_METHODS][32];      /* what the cache is */
     size_t n;
 } grid;
 
@@ -230,6 +231,32 @@ static int measure(const bench *b, grid *g) {
     return 0;
 }
 
+/* The method whose answer the others are held against. */
+static size_t exact_of(const bench *b) {
+    return b->wanted[OURS_F16] ? OURS_F16 : STOCK_F16;
+}
+
+/* Speed says nothing of what is generated: how often each method's likeliest token is the one after
+ * exact keys and values, given those before it. Of one sequence; of several all are the same. */
+static int measure_agreement(const bench *b, grid *g) {
+    const neap_tokens prompt = {.ids = b->text.ids, .n = (size_t)g->context + 1};
+    const size_t exact = exact_of(b);
+    neap_answer answer = {0};
+    for (size_t m = 0; m < N_METHODS; m++)
+        g->agreement[m] = -1;
+    if (b->prefill || !b->wanted[exact]) return 0;
+    int status = neap_server_complete(g->servers[exact], &prompt, ANSWER, true, &answer);
+    for (size_t m = 0; m < N_METHODS && !status; m++) {
+        size_t same = 0;
+        if (!b->wanted[m]) continue;
+        status = neap_server_agreement(g->servers[m], &prompt, answer.tokens.ids, answer.tokens.n,
+                                       &same);
+        g->agreement[m] = (double)same / (double)answer.tokens.n;
+    }
+    neap_answer_free(&answer);
+    return status;
+}
+
 static int run_grid(bench *b, grid *g) {
     int status = check_room(b, g);
     neap_progress_start("reading the context");
@@ -238,6 +265,7 @@ static int run_grid(bench *b, grid *g) {
     neap_progress_stop();
     neap_progress_start("bench decode");
     if (!status) status = measure(b, g);
+    if (!status) status = measure_agreement(b, g);
     neap_progress_stop();
     for (size_t m = 0; m < N_METHODS; m++)
         neap_server_stop(g->servers[m]);
@@ -267,18 +295,21 @@ static void report(const bench *b, const char *model, const grid *g, json_t *row
         const neap_summary to_ours = ratio_of(b, g, m, OURS_F16);
         json_array_append_new(
             rows,
-            json_pack("{s:s, s:i, s:s, s:s, s:s, s:i, s:i, s:f, s:o, s:o, s:o, s:o, s:I}", "model",
-                      model, "context", (int)g->context, "method", methods[m].name, "kv", g->kv[m],
-                      "program", methods[m].stock ? "llama.cpp" : "neap", "batch", (int)g->batch,
-                      "reps", (int)g->n, b->prefill ? "ttft_ms" : "tps", tps.median,
+            json_pack("{s:s, s:i, s:s, s:s, s:s, s:i, s:i, s:f, s:o, s:o, s:o, s:o, s:I, s:o}",
+                      "model", model, "context", (int)g->context, "method", methods[m].name, "kv",
+                      g->kv[m], "program", methods[m].stock ? "llama.cpp" : "neap", "batch",
+                      (int)g->batch, "reps", (int)g->n, b->prefill ? "ttft_ms" : "tps", tps.median,
                       b->prefill ? "ttft_ms_range" : "tps_range", neap_summary_json(&tps),
                       "ratio_to_f16", ratio_json(&to_f16), "ratio_to_f16_range",
                       neap_summary_json(&to_f16), "ratio_to_neap", ratio_json(&to_ours), "kv_bytes",
-                      (json_int_t)g->kv_bytes[m]));
+                      (json_int_t)g->kv_bytes[m], "top1_agreement",
+                      g->agreement[m] < 0 ? json_null() : json_real(g->agreement[m])));
         if (b->options.as_json) continue;
-        printf("%-22s %7ld %5ld  %-10s %8.1f (%.1f to %.1f)  %6.2f %6.2f  %10s\n", model,
+        char same[16] = "-";
+        if (g->agreement[m] >= 0) snprintf(same, sizeof same, "%.0f %%", g->agreement[m] * 100);
+        printf("%-22s %7ld %5ld  %-10s %8.1f (%.1f to %.1f)  %6.2f %6.2f  %10s %6s\n", model,
                g->context, g->batch, methods[m].name, tps.median, tps.min, tps.max, to_f16.median,
-               to_ours.median, neap_cli_size(g->kv_bytes[m]));
+               to_ours.median, neap_cli_size(g->kv_bytes[m]), same);
         fflush(stdout);
     }
 }
@@ -374,9 +405,9 @@ static int run(bench *b) {
     if (!grids) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
     json_t *rows = json_array();
     if (!b->options.as_json)
-        printf("%-22s %7s %5s  %-10s %26s  %6s %6s  %10s\n", "MODEL", "CONTEXT", "BATCH", "METHOD",
-               b->prefill ? "FIRST TOKEN ms (min to max)" : "TOKENS/s (min to max)", "TO F16",
-               "TO OUR", "KV");
+        printf("%-22s %7s %5s  %-10s %26s  %6s %6s  %10s %6s\n", "MODEL", "CONTEXT", "BATCH",
+               "METHOD", b->prefill ? "FIRST TOKEN ms (min to max)" : "TOKENS/s (min to max)",
+               "TO F16", "TO OUR", "KV", "SAME");
     for (size_t i = 0; i < b->n_contexts * b->n_batches && !status; i++) {
         grids[i].context = b->contexts[i / b->n_batches];
         grids[i].batch = b->batches[i % b->n_batches];

@@ -57,15 +57,17 @@ typedef uint32_t neap_unit_id;
 
 /* Zeroed fields mean the default named. */
 typedef struct neap_options {
-    const char *program;       /* shown by `neap ps`; default "?" */
-    const char *codec;         /* none | q8 | cachegen | klt[:RATIO], see neap_use_gguf |
-                                  lowram[:RATIO], see neap_kv_set_rope; default q8 */
-    const char *kv;            /* f16 | klt[:RATIO] | lowram[:RATIO]: chunks are held as klt, or
-                                  LowRAM fitted to them, coded them, and read so; evictions then
-                                  take that codec and ratio, too, where they take the other one q8
-                                  does. Default f16 */
-    const char *policy;        /* hybrid | partial-offload | ...; default hybrid */
-    const char *swap_dir;      /* default ${XDG_CACHE_HOME:-~/.cache}/neap/swap */
+    const char *program;  /* shown by `neap ps`; default "?" */
+    const char *codec;    /* none | q8 | cachegen | klt[:RATIO], see neap_use_gguf |
+                             lowram[:RATIO], see neap_kv_set_rope; default q8 */
+    const char *kv;       /* f16 | klt[:RATIO] | lowram[:RATIO]: chunks are held as klt, or
+                             LowRAM fitted to them, coded them, and read so; evictions then
+                             take that codec and ratio, too, where they take the other one q8
+                             does. Default f16 */
+    bool kv_in_parts;     /* of what is held coded, rows of single heads are read: klt's profile
+                             that codes each head alone goes first */
+    const char *policy;   /* hybrid | partial-offload | ...; default hybrid */
+    const char *swap_dir; /* default ${XDG_CACHE_HOME:-~/.cache}/neap/swap */
     uint64_t swap_limit_bytes; /* most bytes in the swap file; default: no limit of our own */
     uint64_t keep_bytes;       /* never evict below; default 0 */
     uint32_t evict_threads;    /* an eviction works on so many, the caller's among them; default:

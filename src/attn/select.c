@@ -44,7 +44,7 @@ struct neap_select {
     uint32_t max_slots, max_outliers, max_window; /* spans */
     uint32_t n_spans, n_window, n_outliers;
     uint32_t n_panels;
-    char **panels; /* [max_panels] each [n_kv_heads] of landmark.h */
+    char **panels;     /* [max_panels] each [n_kv_heads] of landmark.h */
     uint32_t *slots;   /* [n_kv_heads][max_slots] */
     outlier *outliers; /* [n_kv_heads][max_outliers] */
     uint16_t *k, *v;
@@ -297,7 +297,8 @@ static span_rows window_rows(const neap_select *s, uint32_t span) {
                        2 * heads * s->config.k_elems, 2 * heads * s->config.v_elems};
 }
 
-static void put_landmark(const neap_select *s, uint32_t span, const span_rows *rows, uint32_t head) {
+static void put_landmark(const neap_select *s, uint32_t span, const span_rows *rows,
+                         uint32_t head) {
     float mean[1024];
     mean_of(s, rows, head, mean);
     neap_landmark_put(s->panels[span / LANES] + head * panel_head_bytes(&s->config), span % LANES,
@@ -439,6 +440,12 @@ static void score_spans(const neap_select_step *step, uint32_t head, uint32_t n,
             neap_landmark_score(s->panels[first / LANES] + at, &query, best + first);
         }
     }
+    const uint32_t *slots = s->slots + (size_t)head * s->max_slots;
+    for (uint32_t slot = 0; slot < s->max_slots; slot++) {
+        if (slots[slot] != NONE) {
+            best[slots[slot]] += NEAP_SELECT_HEAD_START / step->scale;
+        }
+    }
     for (uint32_t i = 0; i < ceil_div(n, LANES) * LANES; i++) {
         keys[i] = ordered(best[i]);
     }
@@ -556,10 +563,11 @@ static void choose(const neap_select_step *step, uint32_t head) {
 /* ---- a step ---- */
 
 void neap_select_begin(neap_select_step *step, neap_select *select, const neap_attn_rows *q,
-                       uint32_t n_tokens, neap_select_reconstruct reconstruct, void *ctx,
-                       void *scratch) {
+                       uint32_t n_tokens, float scale, neap_select_reconstruct reconstruct,
+                       void *ctx, void *scratch) {
     step->select = select;
     step->q = *q;
+    step->scale = scale;
     step->n_tokens = n_tokens;
     step->reconstruct = reconstruct;
     step->ctx = ctx;

@@ -7,14 +7,15 @@
  * Exact copies are kept of the *outliers*, the spans with a key least like their landmark, and of
  * the *window*, the last spans of the prefix. Of all others a step chooses, for each KV head, the
  * spans whose landmarks score highest with any of its query rows, and has those reconstructed that
- * the buffer does not hold from the step before. Attention then runs over the buffer, the
+ * the buffer does not hold from the step before; what it holds has a head start, so that spans of
+ * nearly equal scores do not come and go. Attention then runs over the buffer, the
  * outliers, the window and what follows the prefix: exact over the cells that it reads, an
  * approximation of attention over all.
  *
  * Shapes     rows are cells, f16: [n_kv_heads][k_elems] and [n_kv_heads][v_elems].
- * Exact      the choice is a function of the landmarks and the queries (ties: the earlier span);
- *            where in the buffer a span lies hangs on the steps before, so the last bits of the
- *            sums do, too. The number of threads changes nothing.
+ * Exact      the choice is a function of the landmarks, the queries, and what the buffer holds
+ *            (ties: the earlier span); where in the buffer a span lies hangs on the steps before,
+ *            so the last bits of the sums do, too. The number of threads changes nothing.
  * Errors     0 or negative (base/err.h).
  * Threads    append, truncate and begin: one at a time, with no step running. Any number of threads
  *            take part in a step.
@@ -33,6 +34,9 @@ typedef struct neap_select_config {
     uint32_t budget_cells, outlier_cells, window_cells;
     uint32_t max_cells; /* of the prefix: whole chunks */
 } neap_select_config;
+
+/* In logits: a span must be this much ahead of one that the buffer holds to take its place. */
+#define NEAP_SELECT_HEAD_START 2.0f
 
 typedef struct neap_select neap_select;
 
@@ -74,6 +78,7 @@ typedef struct neap_select_step {
     neap_select *select;
     neap_attn_rows q;
     uint32_t n_tokens;
+    float scale;
     neap_select_reconstruct reconstruct;
     void *ctx;
     char *scratch;
@@ -82,10 +87,11 @@ typedef struct neap_select_step {
 } neap_select_step;
 
 size_t neap_select_scratch_bytes(const neap_select *select);
-/* q: of one stream. scratch: of that size, 64-byte aligned; the step's until it ends. */
+/* q: of one stream; scale: of its products with keys, above 0. scratch: of that size, 64-byte
+ * aligned; the step's until it ends. */
 void neap_select_begin(neap_select_step *step, neap_select *select, const neap_attn_rows *q,
-                       uint32_t n_tokens, neap_select_reconstruct reconstruct, void *ctx,
-                       void *scratch);
+                       uint32_t n_tokens, float scale, neap_select_reconstruct reconstruct,
+                       void *ctx, void *scratch);
 /* Takes part as thread and returns when the buffer is whole: 0, or the first error (what was
  * asked for then counts as not there). Each of the threads calls it once for a step. */
 int neap_select_run(neap_select_step *step, uint32_t thread);

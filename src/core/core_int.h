@@ -68,6 +68,7 @@ struct neap_engine {
     uint64_t keep_bytes;
     bool wants_klt; /* codec or kv klt was asked for; the next: of that ratio, 0: any */
     double klt_ratio;
+    bool reads_parts;         /* neap_options.kv_in_parts */
     atomic_bool refusal_said; /* coded.c */
     bool wants_lowram;        /* codec or kv lowram was asked for; the next: at that ratio */
     double lowram_ratio;

@@ -71,6 +71,7 @@ static int wire(neap_engine *engine, const neap_options *options) {
     if (!codec || !engine->policy) return NEAP_E_UNKNOWN;
     engine->program = strdup(options->program ? options->program : "?");
     engine->keep_bytes = options->keep_bytes;
+    engine->reads_parts = options->kv_in_parts;
     engine->region_alloc = options->region_alloc;
     engine->region_free = options->region_free;
     engine->region_ctx = options->region_ctx;

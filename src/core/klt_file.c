@@ -91,25 +91,26 @@ int neap_klt_profile_open(const char *folder, const char *profile, uint64_t dige
     return profile_open(folder, profile, digest, ratio, ret_model, path);
 }
 
-int neap_klt_file_open(uint64_t digest, double ratio, neap_klt_model **ret_model,
+int neap_klt_file_open(uint64_t digest, double ratio, bool heads_first, neap_klt_model **ret_model,
                        neap_klt_found *ret_found) {
     static const char *const profiles[2][3] = {{"head", "layer", "joint"},
                                                {"joint", "layer", "head"}};
-    const char *const *order = profiles[ratio > PER_HEAD_RATIO];
+    const char *const *order = profiles[ratio > PER_HEAD_RATIO && !heads_first];
     const struct {
         const char *profile;
         double ratio;
     } wanted[] = {{order[0], ratio}, {order[1], ratio}, {order[2], ratio}},
-      usual[] = {{"joint", 8}, {"joint", 6},  {"layer", 8}, {"layer", 6},
-                 {"head", 4},  {"layer", 4},  {"joint", 4}, {"head", 6},
-                 {"head", 8},  {"joint", 12}, {"joint", 16}};
+      usual[] = {{"head", 4},  {"head", 6},  {"head", 8},   {"joint", 8}, {"joint", 6},
+                 {"layer", 8}, {"layer", 6}, {"head", 4},   {"layer", 4}, {"joint", 4},
+                 {"head", 6},  {"head", 8},  {"joint", 12}, {"joint", 16}};
+    const size_t first = ratio > 0 || heads_first ? 0 : 3;
     const size_t n = ratio > 0 ? sizeof wanted / sizeof *wanted : sizeof usual / sizeof *usual;
     char folder[PATH_MAX], *path = ret_found->path;
     int err = neap_klt_folder(digest, folder, sizeof folder);
     snprintf(path, PATH_MAX, "%s", err ? "" : folder);
     if (err) return err;
     err = -ENOENT;
-    for (size_t i = 0; i < n && err == -ENOENT; i++) {
+    for (size_t i = first; i < n && err == -ENOENT; i++) {
         const char *profile = ratio > 0 ? wanted[i].profile : usual[i].profile;
         const double of = ratio > 0 ? ratio : usual[i].ratio;
         err = ratio > 0 ? profile_open(folder, profile, digest, ratio, ret_model, path)

@@ -38,11 +38,12 @@ typedef struct neap_klt_found {
     char path[PATH_MAX];
 } neap_klt_found;
 
-/* Opens the model's file of that ratio: up to 4 that of single heads before those of a layer and of
- * several, beyond the reverse; where there is none, the file of the next lower whole ratio, at that
- * ratio. Ratio 0: the first there is of joint 8, joint 6, layer 8, layer 6, head 4, layer 4, joint
- * 4, head 6, head 8, joint 12, joint 16. ret_found is set on failure too: where it failed. Fails:
- * -ENOENT (nothing was trained, or not for that ratio); as neap_klt_model_open(). */
-int neap_klt_file_open(uint64_t digest, double ratio, neap_klt_model **ret_model,
+/* Opens the model's file of that ratio: up to 4, or with heads_first, that of single heads before
+ * those of a layer and of several, else the reverse; where there is none, the file of the next
+ * lower whole ratio, at that ratio. Ratio 0: the first there is of joint 8, joint 6, layer 8, layer
+ * 6, head 4, layer 4, joint 4, head 6, head 8, joint 12, joint 16; with heads_first head 4, head 6,
+ * head 8 before. ret_found is set on failure too: where it failed. Fails: -ENOENT (nothing was
+ * trained, or not for that ratio); as neap_klt_model_open(). */
+int neap_klt_file_open(uint64_t digest, double ratio, bool heads_first, neap_klt_model **ret_model,
                        neap_klt_found *ret_found);
 #endif

@@ -59,7 +59,8 @@ void neap_use_gguf(neap_engine *engine, const char *path) {
         return;
     }
     int err = neap_model_digest(path, &digest);
-    if (!err) err = neap_klt_file_open(digest, engine->klt_ratio, &model, &found);
+    if (!err)
+        err = neap_klt_file_open(digest, engine->klt_ratio, engine->reads_parts, &model, &found);
     const int set_err = neap_pool_set_klt(engine->pool, model); /* also: none any more */
     if (!err && set_err) {
         neap_klt_model_close(model);

@@ -139,6 +139,7 @@ static void create_engine(void) {
         neap_attend_long_cells = (int64_t)long_cells;
     }
     neap_select_budget = env_select(options.kv);
+    options.kv_in_parts = neap_select_budget > 0;
     options.profile = profile_path(options.swap_dir, profile, sizeof profile);
     if (neap_attend_choice == NEAP_ATTEND_OPENCL) {
         neap_attend_open_device(&options);

@@ -258,8 +258,8 @@ void neap_selected_plan(neap_selected_node *node, neap_layer_cache *layer, uint3
     node->first_chunk = neap_select_cells(s->select) / NEAP_CHUNK_CELLS;
     node->n_kept = neap_select_kept_chunks(s->select);
     atomic_init(&node->err, 0);
-    neap_select_begin(&node->step, s->select, &whole->q, whole->n_tokens, reconstruct, node,
-                      select_scratch);
+    neap_select_begin(&node->step, s->select, &whole->q, whole->n_tokens, whole->scale, reconstruct,
+                      node, select_scratch);
     neap_select_shape(s->select, whole, lists, &shape);
     shape.ready = is_ready;
     shape.wait = await;

@@ -189,7 +189,7 @@ static void check_head(const context *c, const neap_select *select, const neap_a
     const uint32_t span = c->config.span_cells, n = c->n_cells / span;
     read_buffer(c, shape, neap_select_kept_chunks(select), head, held);
     uint32_t exact = 0, chosen = 0;
-    double least_chosen = INFINITY, most_left = -INFINITY, slack = 0.0, more;
+    double least_chosen = INFINITY, least_new = INFINITY, most_left = -INFINITY, slack = 0.0, more;
     double most_exact = -INFINITY, least_pool = INFINITY;
     const uint32_t window = c->truncated ? 0 : least_of(n, spans(c, c->config.window_cells));
     for (uint32_t i = 0; i < n; i++) {
@@ -210,11 +210,16 @@ static void check_head(const context *c, const neap_select *select, const neap_a
         const double score = score_of(c, q, n_tokens, head, first, &more);
         slack = fmax(slack, more);
         least_chosen = held[first] == 2 ? fmin(least_chosen, score) : least_chosen;
+        if (held[first] == 2 && before[first] != 2) {
+            least_new = fmin(least_new, score);
+        }
         most_left = held[first] == 0 ? fmax(most_left, score) : most_left;
         least_pool = fmin(least_pool, similarity_of(c, head, first));
     }
     CHECK(chosen == least_of(n - exact, spans(c, c->config.budget_cells)));
-    CHECK(least_chosen >= most_left - 2.0 * slack);
+    CHECK(least_new >= most_left - 2.0 * slack);
+    const double ahead = (double)NEAP_SELECT_HEAD_START / (double)shape->scale;
+    CHECK(least_chosen >= most_left - 2.0 * slack - ahead);
     if (!c->truncated) {
         CHECK(exact == window + least_of(n - window, spans(c, c->config.outlier_cells)));
         CHECK(most_exact <= least_pool + 1e-4);
@@ -303,7 +308,8 @@ static int run(neap_select *select, const neap_attn_shape *whole, context *c) {
     void *scratch = aligned_alloc(64, bytes);
     CHECK(scratch && bytes % 64 == 0);
     memset(scratch, 0xff, bytes);
-    neap_select_begin(&step, select, &whole->q, whole->n_tokens, reconstruct, c, scratch);
+    neap_select_begin(&step, select, &whole->q, whole->n_tokens, whole->scale, reconstruct, c,
+                      scratch);
     const uint32_t n = 1 + rnd(THREADS);
     for (uint32_t i = 0; i < n; i++) {
         runners[i] = (runner){.step = &step, .thread = i};

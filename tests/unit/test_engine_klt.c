@@ -381,12 +381,16 @@ static void test_files(void) {
 }
 
 /* Which file is taken, of several. */
-static bool takes(const world *w, double ratio, const char *name) {
+static bool takes_first(const world *w, double ratio, bool heads_first, const char *name) {
     neap_klt_model *model = NULL;
     neap_klt_found found;
-    const int err = neap_klt_file_open(w->p.spec.digest, ratio, &model, &found);
+    const int err = neap_klt_file_open(w->p.spec.digest, ratio, heads_first, &model, &found);
     neap_klt_model_close(model);
     return !err && strcmp(found.name, name) == 0;
+}
+
+static bool takes(const world *w, double ratio, const char *name) {
+    return takes_first(w, ratio, false, name);
 }
 
 static void test_choice(void) {
@@ -403,6 +407,7 @@ static void test_choice(void) {
         CHECK(neap_klt_model_write(paths[i], &w.p.spec) == 0);
     }
     CHECK(takes(&w, 0, "klt-joint-8") && takes(&w, 8, "klt-joint-8"));
+    CHECK(takes_first(&w, 0, true, "klt-head-4") && takes_first(&w, 8, true, "klt-head-8"));
     CHECK(takes(&w, 4, "klt-head-4") && !takes(&w, 2, "klt-head-4"));
     CHECK(unlink(w.file) == 0 && takes(&w, 0, "klt-head-4"));
     CHECK(unlink(paths[0]) == 0 && takes(&w, 4, "klt-joint-4"));

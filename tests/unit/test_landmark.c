@@ -8,7 +8,6 @@
 #include "check.h"
 #include "landmark.h"
 
-
 enum { LANES = NEAP_LANDMARK_LANES, ROWS = NEAP_LANDMARK_ROWS };
 
 static float random_value(uint64_t *state) {

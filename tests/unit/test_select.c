@@ -1,6 +1,6 @@
 /* test_select.c - selective reconstruction: a planted needle is chosen and answers like the whole,
- * ties go to the earlier span, keys that are not finite are kept exactly, bad configurations are
- * refused, and its bytes are what malloc gave. */
+ * ties go to the earlier span, what is there has a head start, keys that are not finite are kept
+ * exactly, bad configurations are refused, and its bytes are what malloc gave. */
 #include <malloc.h>
 #include <math.h>
 #include <string.h>
@@ -100,7 +100,7 @@ static void step(neap_select *select, const neap_attn_shape *whole) {
     void *memory = aligned_alloc(64, neap_select_shape_bytes(select, whole));
     CHECK(scratch && memory && neap_select_applies(select, whole));
     memset(asked, 0, sizeof asked);
-    neap_select_begin(&s, select, &whole->q, 1, reconstruct, NULL, scratch);
+    neap_select_begin(&s, select, &whole->q, 1, whole->scale, reconstruct, NULL, scratch);
     CHECK(neap_select_run(&s, 0) == 0);
     neap_select_shape(select, whole, memory, &shape);
     attend(&shape);
@@ -166,6 +166,37 @@ static void ties(void) {
     }
     q[0] = NAN; /* whatever it chooses, it ends */
     step(select, &whole);
+    neap_select_free(select);
+}
+
+/* Of nearly equal spans those that are there stay; others take their place when they are ahead by
+ * more than the head start. */
+static void head_start(void) {
+    float q[ELEMS] = {1.0f}, out[ELEMS];
+    const void *chunks[2 * N_CHUNKS];
+    const uint32_t n = CELLS / 8;
+    const float logits = 0.5f; /* of the last span, less those of the first one, at scale 0.5 */
+    memset(k, 0, sizeof k);
+    for (uint32_t cell = 0; cell < CELLS; cell++) {
+        k[cell][0] = neap_f16_of_f32(1.0f + (float)(cell / 8) / (float)n * 2.0f * logits);
+    }
+    const neap_attn_shape whole = whole_shape(q, out, chunks);
+    const neap_select_config config = config_of(80);
+    neap_select *select = make(&config);
+    step(select, &whole);
+    for (uint32_t span = 0; span < n; span++) {
+        CHECK(asked[span * 8] == (span >= n - 10));
+    }
+    q[0] = -0.9f * NEAP_SELECT_HEAD_START / logits; /* now the first ones are ahead, by less */
+    step(select, &whole);
+    for (uint32_t span = 0; span < n; span++) {
+        CHECK(!asked[span * 8]);
+    }
+    q[0] = -1.2f * NEAP_SELECT_HEAD_START / logits;
+    step(select, &whole);
+    for (uint32_t span = 0; span < n; span++) {
+        CHECK(asked[span * 8] == (span < 10));
+    }
     neap_select_free(select);
 }
 
@@ -238,6 +269,7 @@ static void bytes(void) {
 int main(void) {
     needle();
     ties();
+    head_start();
     not_finite();
     refused();
     bytes();
