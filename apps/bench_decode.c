@@ -17,6 +17,7 @@
 #include "plot.h"
 #include "proc.h"
 #include "server_client.h"
+#include "server_task.h"
 
 #define DEFAULT_REPS 5
 #define QUICK_REPS 3
@@ -56,7 +57,8 @@ typedef struct grid {
     double tps[N_METHODS][NEAP_BENCH_REPS_MAX]; /* with --prefill ms */
     uint64_t kv_bytes[N_METHODS];
     double agreement[N_METHODS]; /* with the tokens of exact keys and values; negative: unknown */
-    char kv[N_METHODS][32];      /* what the cache is */
+    size_t right[N_METHODS], n_asked; /* questions */
+    char kv[N_METHODS][32];           /* what the cache is */
     size_t n;
 } grid;
 
@@ -65,6 +67,7 @@ typedef struct bench {
     const char *plot_path;
     long contexts[LIST_MAX], batches[LIST_MAX];
     size_t n_contexts, n_batches, reps;
+    long n_tasks; /* texts with questions */
     bool prefill; /* the time to the first token in the place of tokens per second */
     bool wanted[N_METHODS], asked, left_out;         /* methods; by name; one asked for */
     size_t order[N_METHODS];                         /* of rows: as asked for */
@@ -91,20 +94,22 @@ static int read_text(bench *b, neap_server *server) {
 
 /* Where a filled context is kept between runs: named by model, type, tokens, and number of slots,
  * for a server of another number refuses it. */
-static int name_file(const bench *b, const grid *g, const char *type, char name[96]) {
+static int name_file(const bench *b, const grid *g, const char *type, const neap_tokens *context,
+                     char name[96]) {
     struct stat info;
     if (stat(b->path, &info) != 0)
         return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s: %s", b->path, neap_strerror(-errno));
     snprintf(name, 96, "decode-%lld-%lld-%s-%ld-%016llx.bin", (long long)info.st_size,
              (long long)info.st_mtime, type, g->batch,
-             (unsigned long long)neap_checksum(b->text.ids, (size_t)g->context * sizeof(int32_t)));
+             (unsigned long long)neap_checksum(context->ids, context->n * sizeof *context->ids));
     return 0;
 }
 
 /* The context in all slots of the server, from the file, which it writes if there is none. */
-static int fill(const bench *b, const grid *g, const method *m, neap_server *server) {
+static int fill(const bench *b, const grid *g, const method *m, neap_server *server,
+                const neap_tokens *context) {
     char name[96], part[128], from[NEAP_PATH_MAX], to[NEAP_PATH_MAX];
-    int status = name_file(b, g, m->type, name);
+    int status = name_file(b, g, m->type, context, name);
     for (unsigned slot = 0; slot < (unsigned)g->batch && !status; slot++) {
         bool loaded = false;
         status = neap_server_slot_load_into(server, slot, name, &loaded);
@@ -112,9 +117,8 @@ static int fill(const bench *b, const grid *g, const method *m, neap_server *ser
         if (slot > 0)
             return neap_cli_error(NEAP_EXIT_FAILED, NULL,
                                   "llama-server: cannot load the context into slot %u", slot);
-        const neap_tokens prompt = {.ids = b->text.ids, .n = (size_t)g->context};
         neap_answer answer = {0};
-        status = neap_server_complete(server, &prompt, 0, true, &answer);
+        status = neap_server_complete(server, context, 0, true, &answer);
         neap_answer_free(&answer);
         snprintf(part, sizeof part, "part-%d-%s", neap_server_pid(server), name);
         snprintf(from, sizeof from, "%.3900s%s", b->folder, part);
@@ -189,7 +193,8 @@ static int start(bench *b, grid *g, size_t m) {
         if (is_fitted) snprintf(g->kv[m], sizeof g->kv[m], "%s", kv);
         return status;
     }
-    if (!status) status = fill(b, g, &methods[m], g->servers[m]);
+    const neap_tokens context = {.ids = b->text.ids, .n = (size_t)g->context};
+    if (!status) status = fill(b, g, &methods[m], g->servers[m], &context);
     if (!status && is_fitted) status = fit(b, g, g->servers[m]);
     return status || !is_fitted ? status : name_cache(b, g, m);
 }
@@ -257,6 +262,26 @@ static int measure_agreement(const bench *b, grid *g) {
     return status;
 }
 
+static int measure_tasks(const bench *b, grid *g) {
+    int status = 0;
+    for (long i = 0; i < (b->prefill ? 0 : b->n_tasks) && !status; i++) {
+        neap_server_task task = {0};
+        for (size_t m = 0; m < N_METHODS && !status; m++) {
+            size_t right = 0;
+            if (!b->wanted[m]) continue;
+            if (task.n_questions == 0)
+                status = neap_server_task_make(g->servers[m], (uint32_t)i + 1, (size_t)g->context,
+                                               &task);
+            if (!status) status = fill(b, g, &methods[m], g->servers[m], &task.context);
+            if (!status) status = neap_server_task_ask(g->servers[m], &task, &right);
+            g->right[m] += right;
+        }
+        g->n_asked += task.n_questions;
+        neap_server_task_free(&task);
+    }
+    return status;
+}
+
 static int run_grid(bench *b, grid *g) {
     int status = check_room(b, g);
     neap_progress_start("reading the context");
@@ -266,6 +291,7 @@ static int run_grid(bench *b, grid *g) {
     neap_progress_start("bench decode");
     if (!status) status = measure(b, g);
     if (!status) status = measure_agreement(b, g);
+    if (!status) status = measure_tasks(b, g);
     neap_progress_stop();
     for (size_t m = 0; m < N_METHODS; m++)
         neap_server_stop(g->servers[m]);
@@ -295,7 +321,7 @@ static void report(const bench *b, const char *model, const grid *g, json_t *row
         const neap_summary to_ours = ratio_of(b, g, m, OURS_F16);
         json_array_append_new(
             rows,
-            json_pack("{s:s, s:i, s:s, s:s, s:s, s:i, s:i, s:f, s:o, s:o, s:o, s:o, s:I, s:o}",
+            json_pack("{s:s, s:i, s:s, s:s, s:s, s:i, s:i, s:f, s:o, s:o, s:o, s:o, s:I, s:o, s:o}",
                       "model", model, "context", (int)g->context, "method", methods[m].name, "kv",
                       g->kv[m], "program", methods[m].stock ? "llama.cpp" : "neap", "batch",
                       (int)g->batch, "reps", (int)g->n, b->prefill ? "ttft_ms" : "tps", tps.median,
@@ -303,13 +329,17 @@ static void report(const bench *b, const char *model, const grid *g, json_t *row
                       "ratio_to_f16", ratio_json(&to_f16), "ratio_to_f16_range",
                       neap_summary_json(&to_f16), "ratio_to_neap", ratio_json(&to_ours), "kv_bytes",
                       (json_int_t)g->kv_bytes[m], "top1_agreement",
-                      g->agreement[m] < 0 ? json_null() : json_real(g->agreement[m])));
+                      g->agreement[m] < 0 ? json_null() : json_real(g->agreement[m]), "tasks",
+                      g->n_asked == 0 ? json_null()
+                                      : json_pack("{s:I, s:I}", "right", (json_int_t)g->right[m],
+                                                  "of", (json_int_t)g->n_asked)));
         if (b->options.as_json) continue;
-        char same[16] = "-";
+        char same[16] = "-", tasks[48] = "-";
+        if (g->n_asked > 0) snprintf(tasks, sizeof tasks, "%zu of %zu", g->right[m], g->n_asked);
         if (g->agreement[m] >= 0) snprintf(same, sizeof same, "%.0f %%", g->agreement[m] * 100);
-        printf("%-22s %7ld %5ld  %-10s %8.1f (%.1f to %.1f)  %6.2f %6.2f  %10s %6s\n", model,
+        printf("%-22s %7ld %5ld  %-10s %8.1f (%.1f to %.1f)  %6.2f %6.2f  %10s %6s  %s\n", model,
                g->context, g->batch, methods[m].name, tps.median, tps.min, tps.max, to_f16.median,
-               to_ours.median, neap_cli_size(g->kv_bytes[m]), same);
+               to_ours.median, neap_cli_size(g->kv_bytes[m]), same, tasks);
         fflush(stdout);
     }
 }
@@ -405,9 +435,9 @@ static int run(bench *b) {
     if (!grids) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(-ENOMEM));
     json_t *rows = json_array();
     if (!b->options.as_json)
-        printf("%-22s %7s %5s  %-10s %26s  %6s %6s  %10s %6s\n", "MODEL", "CONTEXT", "BATCH",
+        printf("%-22s %7s %5s  %-10s %26s  %6s %6s  %10s %6s  %s\n", "MODEL", "CONTEXT", "BATCH",
                "METHOD", b->prefill ? "FIRST TOKEN ms (min to max)" : "TOKENS/s (min to max)",
-               "TO F16", "TO OUR", "KV", "SAME");
+               "TO F16", "TO OUR", "KV", "SAME", "TASKS");
     for (size_t i = 0; i < b->n_contexts * b->n_batches && !status; i++) {
         grids[i].context = b->contexts[i / b->n_batches];
         grids[i].batch = b->batches[i % b->n_batches];
@@ -444,7 +474,8 @@ static const neap_command command = {
     "  --method LIST    of f16,q8_0,q4_0 (llama.cpp), f16-neap,q8_0-neap,q4_0-neap,klt,klt-sr,\n"
     "                   lowram,lowram-sr (default: all that can be had)\n"
     "  --ratio R        of klt and lowram (default: as of --kv)\n"
-    "  --select N       tokens that klt-sr and lowram-sr choose (default 2048)\n"
+    "  --select N       tokens that klt-sr and lowram-sr choose (default 512)\n"
+    "  --tasks N        also: N texts as long as the context, with questions (default 0)\n"
     "  --prefill        instead: the time from the request to the first token of all sequences, "
     "the\n"
     "                   context read anew\n"
@@ -457,6 +488,7 @@ enum {
     OPT_RATIO,
     OPT_SELECT,
     OPT_PREFILL,
+    OPT_TASKS,
     OPT_PLOT
 };
 
@@ -503,6 +535,7 @@ static int parse_methods(bench *b, const char *value) {
 }
 
 static int take_option(void *ctx, int code, const char *value) {
+    char *end;
     bench *b = ctx;
     long n = 0;
     double ratio;
@@ -521,6 +554,10 @@ static int take_option(void *ctx, int code, const char *value) {
         status = neap_option_number("--select", value, 8, 1 << 24, &n);
         snprintf(b->select, sizeof b->select, "%ld", n);
         return status;
+    case OPT_TASKS:
+        b->n_tasks = strtol(value, &end, 10);
+        if (*value && !*end && b->n_tasks >= 0 && b->n_tasks <= 64) return 0;
+        return neap_cli_error(NEAP_EXIT_USAGE, NULL, "--tasks %s: not a number up to 64", value);
     case OPT_PREFILL:
         b->prefill = true;
         return 0;
@@ -549,9 +586,10 @@ int neap_bench_decode(int argc, char **argv) {
                                                  {"ratio", required_argument, NULL, OPT_RATIO},
                                                  {"select", required_argument, NULL, OPT_SELECT},
                                                  {"prefill", no_argument, NULL, OPT_PREFILL},
+                                                 {"tasks", required_argument, NULL, OPT_TASKS},
                                                  {"plot", required_argument, NULL, OPT_PLOT},
                                                  {0}};
-    bench b = {.select = "2048"};
+    bench b = {.select = "512"};
     int status;
     memset(b.wanted, 1, sizeof b.wanted);
     for (size_t m = 0; m < N_METHODS; m++)

@@ -31,6 +31,7 @@
 #define NONE UINT32_MAX
 #define ALIGN 64u
 #define LANES (uint32_t) NEAP_LANDMARK_LANES
+#define QUERIES 4u   /* of a pass over the landmarks */
 #define FILLS 4u     /* spans that a thread takes at once: neighbours, which a decoder may share */
 #define UNLIKE -2.0f /* below any cosine */
 
@@ -418,6 +419,29 @@ static uint32_t ordered(float x) {
     return x != x ? 1 : bits ^ (bits >> 31 != 0 ? UINT32_MAX : 0x80000000u);
 }
 
+/* Rows from first on, as many as QUERIES hold; how many queries those are. */
+static uint32_t make_queries(const neap_select_step *step, uint32_t head, uint32_t first,
+                             uint32_t n_rows, neap_landmark_query queries[QUERIES]) {
+    uint32_t n = 0;
+    for (uint32_t row = first; row < n_rows && n < QUERIES; row += NEAP_LANDMARK_ROWS, n++) {
+        const uint32_t left = n_rows - row;
+        const float *rows[NEAP_LANDMARK_ROWS];
+        for (uint32_t r = 0; r < NEAP_LANDMARK_ROWS; r++) {
+            rows[r] = query_row(step, head, r < left ? row + r : n_rows - 1);
+        }
+        neap_landmark_query_of(rows, left < NEAP_LANDMARK_ROWS ? left : NEAP_LANDMARK_ROWS,
+                               step->select->config.k_elems, &queries[n]);
+    }
+    return n;
+}
+
+/* Panels lie apart, where no prefetcher looks. */
+static void fetch_ahead(const char *panel, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(panel + i);
+    }
+}
+
 /* keys[span] of the first n spans, to whole panels. */
 static void score_spans(const neap_select_step *step, uint32_t head, uint32_t n, float *best,
                         uint32_t *keys) {
@@ -427,17 +451,17 @@ static void score_spans(const neap_select_step *step, uint32_t head, uint32_t n,
     for (uint32_t i = 0; i < ceil_div(n, LANES) * LANES; i++) {
         best[i] = -INFINITY;
     }
-    for (uint32_t row = 0; row < n_rows; row += NEAP_LANDMARK_ROWS) {
-        const uint32_t left = n_rows - row;
-        const float *rows[NEAP_LANDMARK_ROWS];
-        neap_landmark_query query;
-        for (uint32_t r = 0; r < NEAP_LANDMARK_ROWS; r++) {
-            rows[r] = query_row(step, head, r < left ? row + r : n_rows - 1);
-        }
-        neap_landmark_query_of(rows, left < NEAP_LANDMARK_ROWS ? left : NEAP_LANDMARK_ROWS,
-                               s->config.k_elems, &query);
+    for (uint32_t row = 0; row < n_rows; row += QUERIES * NEAP_LANDMARK_ROWS) {
+        neap_landmark_query queries[QUERIES];
+        const uint32_t n_queries = make_queries(step, head, row, n_rows, queries);
         for (uint32_t first = 0; first < n; first += LANES) {
-            neap_landmark_score(s->panels[first / LANES] + at, &query, best + first);
+            const char *panel = s->panels[first / LANES] + at;
+            if (first + LANES < n) {
+                fetch_ahead(s->panels[first / LANES + 1] + at, panel_head_bytes(&s->config));
+            }
+            for (uint32_t i = 0; i < n_queries; i++) {
+                neap_landmark_score(panel, &queries[i], best + first);
+            }
         }
     }
     const uint32_t *slots = s->slots + (size_t)head * s->max_slots;
