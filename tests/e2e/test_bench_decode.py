@@ -29,6 +29,10 @@ def check_row(row, reps):
     s.check(row["ratio_to_f16"] > 0 and row["ratio_to_neap"] > 0, row)
     s.check_equal(row["program"], "neap" if row["method"].endswith("-neap") else "llama.cpp", row)
     bits = {"f16": 16, "q8_0": 8.5, "q4_0": 4.5}[row["method"].split("-")[0]]
+    s.check(row["tasks"] is None, row)
+    if row["method"].startswith("f16"):
+        s.check_equal(row["top1_agreement"], 1, row)
+    s.check(0 <= row["top1_agreement"] <= 1, row)
     share = row["kv_bytes"] / (F16_BYTES * row["batch"] * bits / 16)
     s.check(1 <= share < 1.2, f"{share} of the bytes: {row}")  # of neap with what was generated
 
@@ -77,13 +81,19 @@ def body(work):
         s.check("milliseconds" in file.read(), "the unit is not in the plot")
 
     model = os.path.join(work, "dense.gguf")  # trained for 4096 tokens, of which 256 are generated
-    shape_models.write(model, s.SMOLLM2, "dense")
+    shape_models.write(model, s.model_path(s.SMOLLM2), "dense")
     done = bench(env, "--model", model, "--context", "9000", "--method", "f16-neap", "--reps", "1",
                  "--json")
     s.check_equal(json.loads(done.stdout)["rows"][0]["context"], 3840, "context with room")
     s.check("context of 3840 instead of 9000" in done.stderr, done.stderr)
 
-    for args in (["--context", "8"], ["--batch", "1,"], ["--method", "f32"], ["--method", ""]):
+    done = bench(env, "--model", s.SMOLLM2, "--context", "1024", "--method", "f16-neap,f16", "--reps",
+                 "1", "--tasks", "1", "--json")
+    tasks = [row["tasks"] for row in json.loads(done.stdout)["rows"]]
+    s.check(tasks[0]["of"] >= 4 and 0 < tasks[0]["right"] <= tasks[0]["of"], tasks)
+    s.check(tasks[1]["of"] == tasks[0]["of"] and abs(tasks[1]["right"] - tasks[0]["right"]) <= 1, tasks)
+
+    for args in (["--context", "8"], ["--batch", "1,"], ["--method", "f32"], ["--method", ""], ["--tasks", "x"]):
         done = bench(env, *args, status=2)
         s.check(done.stdout == "" and done.stderr.startswith("neap: "), done.stderr)
     done = bench(env, "--plot", "/nowhere/x.svg", status=1)
