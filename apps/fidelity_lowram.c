@@ -157,7 +157,8 @@ const char neap_method_ablations[] =
     "lowram-q:4.25/gamma=0.5,lowram-q:4.25/gamma=2,lowram-q:4.25/linear,lowram-q:4.25/shared,"
     "lowram-q:4.25/joint-linear,lowram-q:4.25/from-row/linear,lowram-q:4.25/p=0,"
     "lowram-q:4.25/p=0.25,lowram-q:4.25/p=0.5,lowram-q:4.25/random-residuals,"
-    "lowram-q:4.25/start-warm,lowram-q:4.25/b=8,lowram-q:4.25/b=4,lowram-q:4.25/a=3,"
+    "lowram-q:4.25/start-warm,lowram-q:4.25/b=8,lowram-q:4.25/b=4,lowram-q:4.25/a=4,"
+    "lowram-q:4.25/a=6,lowram-q:4.25/a=5/b=8/r=3,"
     "lowram-q:4.25/r=4,lowram-q:4.25/not-centred,lowram-q:4.25/randomised";
 
 /* ---- fitting ---- */

@@ -99,7 +99,8 @@ typedef struct neap_lowram_options {
     void *go_on_ctx;
 } neap_lowram_options;
 
-/* The paper's: g = 4, A 4 bit, residuals 2 bit, B f16, gamma = 1; keys centred, 4 rows exact. */
+/* The paper's g = 4, B f16, residuals 2 bit, gamma = 1; A 5 bit where the paper has 4: at the same
+ * bytes the error is less by a quarter to a third. Keys centred, 4 rows exact. */
 void neap_lowram_defaults(neap_lowram_options *ret_options, double ratio);
 
 /* ---- a context ---- */

@@ -10,7 +10,7 @@ void neap_lowram_defaults(neap_lowram_options *ret_options, double ratio) {
     *ret_options = (neap_lowram_options){.ratio = ratio,
                                          .group_layers = 4,
                                          .residual_share = -1,
-                                         .a_bits = 4,
+                                         .a_bits = 5,
                                          .b_bits = NEAP_LOWRAM_F16,
                                          .residual_bits = 2,
                                          .hidden_factor = 1,

@@ -323,7 +323,7 @@ static void test_choices(void) {
     ERROR_WITH(options.sample_rows = 500, error);
     CHECK(error.keys < 1.3f * base.keys && error.keys != base.keys);
     /* Over the power of what is left: it has the mean in it now. */
-    ERROR_WITH((options.not_centred = true, options.a_bits = 3), error);
+    ERROR_WITH((options.not_centred = true, options.a_bits = 4), error);
     CHECK(error.keys < base.keys * 4);
     lowram_problem_free(&p);
 }
