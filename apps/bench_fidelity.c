@@ -30,6 +30,7 @@
 #include "kept_context.h"
 #include "klt_file.h"
 #include "proc.h"
+#include "task_fit.h"
 #include "tasks.h"
 #include "textfile.h"
 
@@ -487,31 +488,9 @@ static int measure_task(bench *b, const neap_task *task, const neap_tokens *cont
     return status;
 }
 
-/* The task whose text is the longest that this number of tokens holds, or nearly. */
-static int fit_task(bench *b, int text, uint32_t seed, size_t n_tokens, neap_task *ret_task,
-                    neap_tokens *ret_context) {
-    size_t n_words = n_tokens / 2;
-    for (int tries = 0;; tries++) {
-        neap_task task;
-        neap_tokens context = {0};
-        const int err = neap_task_make(text, seed, n_words, &task);
-        if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(err));
-        const int status =
-            neap_session_tokenize(b->session, task.text, strlen(task.text), true, &context);
-        const bool fits = context.n <= n_tokens && (tries >= 5 || context.n >= n_tokens / 20 * 19);
-        if (!status && fits) {
-            *ret_task = task;
-            *ret_context = context;
-            return 0;
-        }
-        n_words = (size_t)((double)n_words * 0.98 * (double)n_tokens / (double)context.n);
-        neap_tokens_free(&context);
-        neap_task_free(&task);
-        if (status) return status;
-        if (n_words == 0)
-            return neap_cli_error(NEAP_EXIT_FAILED, "a longer context, or --tasks 0",
-                                  "tasks: do not fit into %zu tokens", n_tokens);
-    }
+static int tokenize_text(void *ctx, const char *text, neap_tokens *ret_tokens) {
+    const bench *b = ctx;
+    return neap_session_tokenize(b->session, text, strlen(text), true, ret_tokens);
 }
 
 static int measure_tasks(bench *b, size_t n_tokens) {
@@ -520,7 +499,8 @@ static int measure_tasks(bench *b, size_t n_tokens) {
         for (long i = 0; i < b->n_tasks && !status; i++) {
             neap_task task = {0};
             neap_tokens context = {0};
-            status = fit_task(b, text, (uint32_t)i + 1, n_tokens, &task, &context);
+            status =
+                neap_task_fit(text, (uint32_t)i + 1, n_tokens, tokenize_text, b, &task, &context);
             if (!status) status = measure_task(b, &task, &context);
             neap_tokens_free(&context);
             neap_task_free(&task);

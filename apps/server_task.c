@@ -6,38 +6,18 @@
 #include <string.h>
 
 #include "cli.h"
+#include "task_fit.h"
 
-/* The longest text of a few sizes that fits. */
-static int fit(neap_server *server, uint32_t seed, size_t n_tokens, neap_task *ret_task,
-               neap_tokens *ret_context) {
-    size_t n_words = n_tokens / 2;
-    for (int tries = 0;; tries++) {
-        neap_task task;
-        neap_tokens context = {0};
-        const int err = neap_task_make(NEAP_TASK_LOGBOOK, seed, n_words, &task);
-        if (err) return neap_cli_error(NEAP_EXIT_FAILED, NULL, "%s", neap_strerror(err));
-        const int status = neap_server_tokenize(server, task.text, &context);
-        const bool fits = context.n <= n_tokens && (tries >= 5 || context.n >= n_tokens / 20 * 19);
-        if (!status && fits) {
-            *ret_task = task;
-            *ret_context = context;
-            return 0;
-        }
-        n_words = (size_t)((double)n_words * 0.98 * (double)n_tokens / (double)(context.n + 1));
-        neap_tokens_free(&context);
-        neap_task_free(&task);
-        if (status) return status;
-        if (n_words == 0)
-            return neap_cli_error(NEAP_EXIT_FAILED, "a longer --context, or --tasks 0",
-                                  "tasks: do not fit into %zu tokens", n_tokens);
-    }
+static int tokenize(void *ctx, const char *text, neap_tokens *ret_tokens) {
+    return neap_server_tokenize(ctx, text, ret_tokens);
 }
 
 int neap_server_task_make(neap_server *server, uint32_t seed, size_t n_tokens,
                           neap_server_task *ret_task) {
     neap_task task = {0};
     neap_server_task made = {0};
-    int status = fit(server, seed, n_tokens, &task, &made.context);
+    int status =
+        neap_task_fit(NEAP_TASK_LOGBOOK, seed, n_tokens, tokenize, server, &task, &made.context);
     for (; made.n_questions < task.n_questions && !status; made.n_questions++) {
         const neap_question *q = &task.questions[made.n_questions];
         status = neap_server_tokenize(server, q->text, &made.questions[made.n_questions]);
