@@ -300,7 +300,7 @@ static span_rows window_rows(const neap_select *s, uint32_t span) {
 
 static void put_landmark(const neap_select *s, uint32_t span, const span_rows *rows,
                          uint32_t head) {
-    float mean[1024];
+    float mean[NEAP_LANDMARK_ELEMS];
     mean_of(s, rows, head, mean);
     neap_landmark_put(s->panels[span / LANES] + head * panel_head_bytes(&s->config), span % LANES,
                       mean, s->config.k_elems);
@@ -424,13 +424,13 @@ static uint32_t make_queries(const neap_select_step *step, uint32_t head, uint32
                              uint32_t n_rows, neap_landmark_query queries[QUERIES]) {
     uint32_t n = 0;
     for (uint32_t row = first; row < n_rows && n < QUERIES; row += NEAP_LANDMARK_ROWS, n++) {
-        const uint32_t left = n_rows - row;
+        const uint32_t left = n_rows - row, most = NEAP_LANDMARK_ROWS;
+        const uint32_t taken = left < most ? left : most;
         const float *rows[NEAP_LANDMARK_ROWS];
-        for (uint32_t r = 0; r < NEAP_LANDMARK_ROWS; r++) {
-            rows[r] = query_row(step, head, r < left ? row + r : n_rows - 1);
+        for (uint32_t r = 0; r < taken; r++) {
+            rows[r] = query_row(step, head, row + r);
         }
-        neap_landmark_query_of(rows, left < NEAP_LANDMARK_ROWS ? left : NEAP_LANDMARK_ROWS,
-                               step->select->config.k_elems, &queries[n]);
+        neap_landmark_query_of(rows, taken, step->select->config.k_elems, &queries[n]);
     }
     return n;
 }
